@@ -51,7 +51,7 @@ def convert(
         _, text = masks_of_arrays(str(checkpoint), out)
         print(text)
         return out
-    if source in SETTINGS:
+    if source == SETTINGS:
         recipe = read_arguments(str(checkpoint), lenient=lenient)
         notes = recipe.notes
         path = recipe.write(out, origin=str(checkpoint))

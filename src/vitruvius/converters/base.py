@@ -61,7 +61,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 UNTOUCHED = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}  # pixels go in as they are
 
 Converter = Callable[..., Any]  # of a checkpoint, to Converted; SETTINGS of a file, to a recipe
-SETTINGS = ("timm-args",)  # programs whose settings become recipes
+SETTINGS = "timm-args"  # reads the settings of a program, which become a recipe
 MASKS = "vitcod-masks"  # reads no weights either
 converters: Registry[Converter] = Registry("converter", homes=["vitruvius.converters"])
 
@@ -111,14 +111,12 @@ class Converted:
         kwargs = {key: value for key, value in self.model.items() if key not in ("name", "mean", "std")}
         return {"model": {"name": self.model["name"], **own, "kwargs": kwargs}, "attention": self.attention}
 
-    def build(self) -> PixelModel:
-        """The model, with these weights."""
-        model = self._empty()
-        load_weights(model, self.state_dict)
+    def build(self, *, empty: bool = False) -> PixelModel:
+        """The model, with these weights; `empty`: with new ones."""
+        model = create_model(**self.model, attention=[AttentionRule(**rule) for rule in self.attention])
+        if not empty:
+            load_weights(model, self.state_dict)
         return model
-
-    def _empty(self) -> PixelModel:
-        return create_model(**self.model, attention=[AttentionRule(**rule) for rule in self.attention])
 
 
 def convert(
@@ -139,18 +137,15 @@ def convert(
     if model_name is not None:
         settings["model_name"] = model_name
     converter = converters.bind(source, where="convert", settings=settings)
-    if piece_of(converter) in [converters[name] for name in SETTINGS]:
-        raise ConfigError(
-            f"{source} reads settings, not weights: read_arguments({str(path)!r}) makes a recipe of them."
-        )
-    if piece_of(converter) is converters[MASKS]:
-        raise ConfigError(f"{MASKS} reads masks, not weights: vitruvius convert {path} --from {MASKS} writes them.")
+    for name, what in ((SETTINGS, "settings"), (MASKS, "masks")):
+        if piece_of(converter) is converters[name]:
+            raise ConfigError(f"{name} reads {what}, not weights: vitruvius convert {path} --from {name} writes them.")
     converted: Converted = converter(read_checkpoint(path, weights=weights))
     with torch.device("meta"):  # shapes are enough to compare
-        target = inner(converted._empty())
+        target = inner(converted.build(empty=True))
     missing = check_fit(target, converted.state_dict, f"{path}, read as {source},")
     if missing:
-        raise CheckpointError(f"{path}, read as {source}, lacks {len(missing)} keys: {', '.join(missing[:6])}.")
+        raise CheckpointError(f"{path}, read as {source}, lacks {len(missing)} keys: {_names(missing)}.")
     return converted
 
 

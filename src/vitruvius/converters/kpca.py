@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from vitruvius._errors import CheckpointError
-from vitruvius.converters._vit import count_blocks, sites, vit_sizes
 from vitruvius.converters.base import IMAGENET, Checkpoint, Converted, converters, finish
+from vitruvius.converters.plain import sites, vit_sizes
 
 HEADS = {"deit_tiny_patch16_224": 3, "deit_small_patch16_224": 6, "deit_base_patch16_224": 12}
 RECONSTRUCTION_HEADS = {"deit_tiny_patch16_224": 6, "vit_tiny_patch16_224": 3}
@@ -66,7 +66,7 @@ def reproduction(checkpoint: Checkpoint, *, model_name: str | None = None, num_h
 def _scaled(checkpoint: Checkpoint, model_name: str | None, num_heads: int | None) -> Converted:
     shape = checkpoint.state["blocks.0.attn.s"].shape
     form, heads = ("matrix", shape[0]) if len(shape) == 3 else ("alpha", num_heads)
-    for site in sites(count_blocks(checkpoint)):
+    for site in sites(checkpoint):
         checkpoint.state[f"{site}.core.scaled.{form}"] = checkpoint.take(f"{site}.s")
     model = _model(checkpoint, model_name, heads, HEADS)
     return finish(checkpoint, model, [{"where": "blocks.*.attn", "parts": [{"use": "scaled", "form": form}]}])
@@ -84,7 +84,7 @@ def _model(checkpoint: Checkpoint, name: str | None, num_heads: int | None, head
 
 
 def _fill_queries(checkpoint: Checkpoint) -> None:
-    for site in sites(count_blocks(checkpoint)):
+    for site in sites(checkpoint):
         for kind in ("weight", "bias"):
             if f"{site}.qkv.{kind}" in checkpoint.state:
                 keys, values = checkpoint.state[f"{site}.qkv.{kind}"].chunk(2)
@@ -106,7 +106,7 @@ def _pursuit_rules(checkpoint: Checkpoint, settings: dict[str, Any]) -> list[dic
     layer = int(settings.get("layer", 0))
     if layer < 0:
         return [{"where": "blocks.*.attn", "parts": [pursuit]}]
-    names = sites(count_blocks(checkpoint))
+    names = sites(checkpoint)
     if layer >= len(names):
         checkpoint.notes.append(f"layer {layer} does not exist in a model of {len(names)} blocks, so RPC was nowhere.")
     return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitruvius.converters.base import UNTOUCHED, Checkpoint, Converted, converters, finish
-from vitruvius.converters.plain import adapt, class_count, known_name
+from vitruvius.converters.plain import adapt, class_count, known_name, stored_statistics
 from vitruvius.models import models
 
 RENAMED = {name.removeprefix("vitruvius/"): name for name in models} | {
@@ -53,7 +53,7 @@ def _statistics(checkpoint: Checkpoint, given: dict[str, Any], inside: dict[str,
         return UNTOUCHED
     if not checkpoint.args["normalize_model"]:
         return UNTOUCHED
-    if checkpoint.args.get("mean") and checkpoint.args.get("std"):
-        return {name: tuple(checkpoint.args[name]) for name in ("mean", "std")}
+    if len(stored := stored_statistics(checkpoint)) == 2:
+        return stored
     checkpoint.notes.append("normalised by the model's default statistics.")
     return {}

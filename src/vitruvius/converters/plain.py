@@ -1,10 +1,11 @@
-"""Checkpoints of timm's own train.py, bare state dicts of timm models, and how timm brings old keys in order."""
+"""Checkpoints of timm's own train.py, bare state dicts of timm models, and what every layout reads off its weights."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
+import math
 from typing import Any
 
 import timm
@@ -27,7 +28,7 @@ def plain(checkpoint: Checkpoint, *, model_name: str | None = None) -> Converted
     """
     model: dict[str, Any] = {"name": known_name(checkpoint, model_name), **class_count(checkpoint)}
     model |= dict(checkpoint.args.get("model_kwargs") or {})
-    model |= {key: tuple(checkpoint.args[key]) for key in ("mean", "std") if checkpoint.args.get(key)}
+    model |= stored_statistics(checkpoint)
     if checkpoint.args.get("img_size"):
         model["img_size"] = int(checkpoint.args["img_size"])
     adapt(checkpoint, model)
@@ -43,6 +44,11 @@ def known_name(checkpoint: Checkpoint, model_name: str | None, renamed: dict[str
     if present not in models and not is_model(present.split(".")[0]):
         raise CheckpointError(f"{checkpoint.name} is a {name!r}, which neither timm {timm.__version__} nor we have.")
     return present
+
+
+def stored_statistics(checkpoint: Checkpoint) -> dict[str, tuple[float, ...]]:
+    """mean and std, as far as the settings of the run say them."""
+    return {key: tuple(checkpoint.args[key]) for key in ("mean", "std") if checkpoint.args.get(key)}
 
 
 def class_count(checkpoint: Checkpoint) -> dict[str, int]:
@@ -66,3 +72,35 @@ def adapt(checkpoint: Checkpoint, model: dict[str, Any]) -> None:
     lost = [key for key, tensor in before.items() if tensor.untyped_storage().data_ptr() not in kept]
     if lost:
         checkpoint.notes.append(f"left behind by timm's own filter: {', '.join(lost)}.")
+
+
+def vit_sizes(checkpoint: Checkpoint, num_heads: int) -> dict[str, Any]:
+    """Constructor arguments of timm's VisionTransformer that these weights need."""
+    state = checkpoint.state
+    for key in ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.attn.qkv.weight"):
+        if key not in state:
+            raise CheckpointError(f"{checkpoint.name} lacks {key!r}; it is no ViT of this code base.")
+    dim, channels, patch, _ = state["patch_embed.proj.weight"].shape
+    if dim % num_heads:
+        raise CheckpointError(f"{checkpoint.name}: {num_heads} heads do not divide the width {dim}. Set num_heads.")
+    sizes: dict[str, Any] = {
+        "patch_size": patch,
+        "embed_dim": dim,
+        "depth": len(sites(checkpoint)),
+        "num_heads": num_heads,
+        "mlp_ratio": state["blocks.0.mlp.fc1.weight"].shape[0] / dim,
+        "in_chans": channels,
+        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
+    }
+    if "blocks.0.attn.qkv.bias" not in state:
+        sizes["qkv_bias"] = False
+    if "pos_embed" in state:
+        prefix = sum(key in state for key in ("cls_token", "dist_token"))
+        sizes["img_size"] = patch * math.isqrt(state["pos_embed"].shape[1] - prefix)
+    return sizes
+
+
+def sites(checkpoint: Checkpoint) -> list[str]:
+    """Names of the attention sites of a ViT, one in each numbered block that its keys name."""
+    blocks = {key.split(".")[1] for key in checkpoint.state if key.startswith("blocks.")}
+    return [f"blocks.{i}.attn" for i in range(len(blocks))]

@@ -49,11 +49,22 @@ class Published:
 def published_checkpoints() -> dict[str, Published]:
     """Every published checkpoint by name."""
     table = parse_value(files("vitruvius.converters").joinpath("published.yaml").read_text(encoding="utf-8"))
-    return {
-        f"{group}/{name}": _read(f"{group}/{name}", facts, rows)
-        for group, facts in table.items()
-        for name, rows in facts["checkpoints"].items()
-    }
+    found = {}
+    for group, facts in table.items():
+        for name, row in facts["checkpoints"].items():
+            statistics = facts.get("statistics", {}).get(row.get("statistics"), {})
+            found[f"{group}/{name}"] = Published(
+                name=f"{group}/{name}",
+                source=facts["source"],
+                model=row["model"],
+                classes=row["classes"],
+                page=row.get("page", facts["page"]),
+                url=DRIVE.format(row["drive"]) if "drive" in row else row.get("url"),
+                sha256=row.get("sha256"),
+                statistics={key: tuple(map(float, value)) for key, value in statistics.items()},
+                stated={key: row[key] for key in STATED if key in row},
+            )
+    return found
 
 
 def describe_published() -> list[tuple[str, str, str]]:
@@ -64,21 +75,6 @@ def describe_published() -> list[tuple[str, str, str]]:
         reach = "" if entry.url else f"; fetch it from {entry.page}"
         rows.append((name, f"{entry.classes} classes", f"{entry.model}: {stated or 'no number stated'}{reach}"))
     return rows
-
-
-def _read(name: str, group: dict[str, Any], row: dict[str, Any]) -> Published:
-    statistics = group.get("statistics", {}).get(row.get("statistics"), {})
-    return Published(
-        name=name,
-        source=group["source"],
-        model=row["model"],
-        classes=row["classes"],
-        page=row.get("page", group["page"]),
-        url=DRIVE.format(row["drive"]) if "drive" in row else row.get("url"),
-        sha256=row.get("sha256"),
-        statistics={key: tuple(map(float, value)) for key, value in statistics.items()},
-        stated={key: row[key] for key in STATED if key in row},
-    )
 
 
 def open_published(name: str, *, file: str | Path | None = None) -> Converted:
@@ -108,21 +104,18 @@ def fetch_published(entry: Published, *, folder: Path | None = None) -> Path:
     folder = folder or Path(os.environ.get("VITRUVIUS_CACHE") or Path.home() / ".cache" / "vitruvius" / "checkpoints")
     path = folder / f"{entry.name.replace('/', '-')}.pth"
     if not path.is_file():
+        by_hand = f"fetch it from {entry.page} and say where it is: model.weights=FILE."
         if entry.url is None:
-            raise CheckpointError(
-                f"{entry.name}: its authors publish it at {entry.page}, without an address of the file itself. "
-                "Fetch it there and say where it is: model.weights=FILE."
-            )
+            raise CheckpointError(f"{entry.name}: its authors publish no address of the file itself; {by_hand}")
         folder.mkdir(parents=True, exist_ok=True)
         with Bar(f"fetching {entry.name}") as bar:
-            _download(entry, path, bar)
+            _download(entry, path, by_hand, bar)
     _check(entry, path)
     return path
 
 
-def _download(entry: Published, path: Path, progress: Progress) -> None:
+def _download(entry: Published, path: Path, by_hand: str, progress: Progress) -> None:
     part = path.with_suffix(".part")
-    by_hand = f"fetch it from {entry.page} and say where it is: model.weights=FILE."
     try:
         with urllib.request.urlopen(str(entry.url), timeout=60) as answer, part.open("wb") as file:
             total = int(answer.headers.get("Content-Length") or 0)

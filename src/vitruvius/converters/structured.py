@@ -10,9 +10,8 @@ from typing import Any
 from timm.layers import build_sincos2d_pos_embed
 
 from vitruvius._errors import CheckpointError
-from vitruvius.converters._vit import vit_sizes
 from vitruvius.converters.base import Checkpoint, Converted, converters, finish
-from vitruvius.converters.plain import known_name
+from vitruvius.converters.plain import known_name, stored_statistics, vit_sizes
 
 RENAMED = {
     "vit_tiny_patch2_32": "vitruvius/vit_tiny_patch2_32",
@@ -68,7 +67,7 @@ def _image_size(checkpoint: Checkpoint, name: str) -> int:
 
 
 def _statistics(checkpoint: Checkpoint) -> dict[str, Any]:
-    found = {key: tuple(checkpoint.args[key]) for key in ("mean", "std") if checkpoint.args.get(key)}
+    found = stored_statistics(checkpoint)
     if len(found) < 2:
         checkpoint.notes.append("the checkpoint does not record mean and std; timm's for this model are taken.")
         return {}

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from vitruvius._errors import CheckpointError
 from vitruvius._files import StrPath, read_mask_arrays
-from vitruvius.converters._vit import merged, sites, vit_sizes
 from vitruvius.converters.base import IMAGENET, MASKS, Checkpoint, Converted, converters, finish
 from vitruvius.converters.deit import LEVITS, levit_sizes, rename_levit
-from vitruvius.converters.plain import known_name
+from vitruvius.converters.plain import known_name, sites, vit_sizes
 
 AUTO_ENCODER = re.compile(r"(.*)\.(encoder|decoder)_([qk])\.(weight|bias)")
 
@@ -39,11 +38,11 @@ def vitcod(checkpoint: Checkpoint, *, model_name: str | None = None, mask: str |
     else:  # as many heads as the auto-encoders mix; without them as DeiT has, 64 channels each
         mixed = next((heads for _, _, heads in ranks.values()), None)
         sizes = vit_sizes(checkpoint, mixed or checkpoint.shape_of("cls_token")[-1] // 64)
-        names = sites(sizes["depth"])
+        names = sites(checkpoint)
     keeps = _masks(mask, names)
     for site, keep in keeps.items():
         checkpoint.state[f"{site}.core.mask.keep"] = keep
-    return finish(checkpoint, {"name": name, **IMAGENET, **sizes}, merged(_rules(ranks, keeps), names))
+    return finish(checkpoint, {"name": name, **IMAGENET, **sizes}, _merged(_rules(ranks, keeps), names))
 
 
 def _rename_auto_encoders(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
@@ -70,6 +69,27 @@ def _rules(ranks: dict[str, tuple[str, int, int]], keeps: dict[str, Tensor]) -> 
             parts.append({"use": "mask", "keep": "all"})  # the pattern comes with the weights
         rules.append({"where": site, "parts": parts})
     return rules
+
+
+def _merged(rules: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Rules of single sites, joined into a glob where all of `names` that differ in their last number have the same."""
+    rows: dict[str, list[str]] = {}
+    for name in names:
+        rows.setdefault(_row(name), []).append(name)
+    parts = {rule["where"]: rule["parts"] for rule in rules}
+    joined: list[dict[str, Any]] = []
+    for site, own in parts.items():
+        row = rows.get(_row(site), [])
+        whole = site in row and all(parts.get(name) == own for name in row)
+        rule = {"where": _row(site) if whole else site, "parts": own}
+        if rule not in joined:
+            joined.append(rule)
+    return joined
+
+
+def _row(name: str) -> str:
+    """The name with its last number left open."""
+    return re.sub(r"\d+(?!.*\d)", "*", name, count=1)
 
 
 def _masks(path: str | None, names: list[str]) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from vitruvius.attacks.base import (
     LINF,
     MARGIN,
     Attack,
+    Ball,
     Norm,
     SurrogateGradient,
     Threat,
@@ -143,7 +144,7 @@ def _twin(model: nn.Module, input_size: Any) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sanity:
+class Sanity(Ball):
     """How thoroughly to look: at radius `eps` of `norm`, with `steps` of APGD and `queries` of a black-box search.
 
     Through each of the `twins` (models by name) transfer and attacks with its gradients are tried too, and the worst
@@ -154,25 +155,21 @@ class Sanity:
     either out. `batch_size` images are looked at at once (default all), `seed` is that of the attacks.
     """
 
-    eps: float
-    norm: Norm = LINF
     steps: int = 50
     queries: int = 500
     long_queries: int = 5000
     hops: int = 25
     eot_iterations: int = 20
-    seed: int = 0
     twins: Mapping[str, nn.Module] = field(default_factory=dict)
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "norm", as_norm(self.norm))
+        super().__post_init__()
         if not self.eps > 0:
             raise ConfigError(f"checks at eps={self.eps:g}; give a radius above 0, such as 8/255.")
-        optional = [name for name in ("long_queries", "hops") if getattr(self, name)]
-        for name in ("steps", "queries", "eot_iterations", *optional):
-            check_count(getattr(self, name), name)
-        APGD(eps=self.eps, norm=self.norm)  # refuses a radius that allows every image
+        for name in ("long_queries", "hops"):
+            if getattr(self, name):
+                check_count(getattr(self, name), name)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, ids: Tensor | None = None, progress: Progress = no_progress
