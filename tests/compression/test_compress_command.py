@@ -96,15 +96,8 @@ def test_cycles_of_a_run_without_masks_are_refused(runs: Path, capsys: pytest.Ca
 def test_vitcods_array_becomes_a_file_of_masks_and_a_stage_reads_it(runs: Path, tmp_path: Path) -> None:
     keep = load_masks(runs / "masks.safetensors").keep
     np.save(tmp_path / "info_0.8.npy", np.stack([~pattern.numpy() for pattern in keep.values()]))  # True = pruned
-    words = [
-        "convert",
-        str(tmp_path / "info_0.8.npy"),
-        "--from",
-        "vitcod-masks",
-        "--out",
-        str(tmp_path / "m.safetensors"),
-    ]
-    assert main(words) == 0
+    words = ["convert", str(tmp_path / "info_0.8.npy"), "--from", "vitcod-masks"]
+    assert main([*words, "--out", str(tmp_path / "m.safetensors")]) == 0
     for name, pattern in load_masks(tmp_path / "m.safetensors").keep.items():
         assert torch.equal(pattern, keep[name])
     parts = [{"use": "mask", "file": str(tmp_path / "info_0.8.npy")}]

@@ -24,8 +24,13 @@ def removed(patterns: dict[str, Tensor]) -> int:
     return sum(int((~keep).sum()) for keep in patterns.values())
 
 
-def test_each_epoch_removes_the_cubic_share_and_nothing_comes_back() -> None:
+@pytest.mark.parametrize("sparse", [False, True])
+def test_each_epoch_removes_the_cubic_share_and_nothing_comes_back(sparse: bool) -> None:
+    """Sparse attention has many weights of exactly 0, which must not wait for the last epoch."""
     masks, maps = parts()
+    if sparse:
+        kept = {name: maps[name] * masks[name] for name in masks}
+        maps = {name: map_ / map_.sum(-1, keepdim=True) for name, map_ in kept.items()}
     gradual, last = GradualMask(masks, maps, epochs=5), dict.fromkeys(masks, torch.tensor(True))
     for epoch in range(7):
         now = gradual.patterns(gradual.fraction(epoch))
@@ -35,19 +40,6 @@ def test_each_epoch_removes_the_cubic_share_and_nothing_comes_back() -> None:
         assert gradual.finished(epoch) == (epoch >= 4)
         last = now
     assert all(torch.equal(last[name], masks[name]) for name in masks)
-
-
-def test_pairs_of_equal_attention_go_one_after_the_other() -> None:
-    """Sparse attention has many weights of exactly 0, which must not wait for the last epoch."""
-    masks, maps = parts()
-    kept = {name: maps[name] * masks[name] for name in masks}
-    sparse = {name: map_ / map_.sum(-1, keepdim=True) for name, map_ in kept.items()}
-    gradual, last = GradualMask(masks, sparse, epochs=4), dict.fromkeys(masks, torch.tensor(True))
-    for epoch in range(4):
-        now = gradual.patterns(gradual.fraction(epoch))
-        assert removed(now) == round(gradual.fraction(epoch) * removed(masks))
-        assert all((now[name] <= last[name]).all() for name in now)
-        last = now
 
 
 def test_the_least_attended_pairs_go_first() -> None:

@@ -356,6 +356,14 @@ def tile_maps() -> dict[str, Tensor]:
     return {name: torch.rand(2, 37, 37, generator=generator).softmax(-1) for name in tile_site()}
 
 
+TILES = tile_order(37, (6, 6), 1, 4)[1:]  # the patches of a tile follow each other
+
+
+def tile_means(x: Tensor) -> Tensor:
+    """(heads, rows, columns) of tiles: their means."""
+    return x[:, TILES][:, :, TILES].view(2, 9, 4, 9, 4).double().mean((2, 4))
+
+
 @pytest.mark.parametrize("budget", ["global", "layer", "head"])
 @pytest.mark.parametrize("rule", ALL_RULES)
 def test_whole_tiles_go_for_an_exact_share_by_any_rule(rule: str, budget: str) -> None:
@@ -363,12 +371,11 @@ def test_whole_tiles_go_for_an_exact_share_by_any_rule(rule: str, budget: str) -
     pairs = sum(keep.numel() for keep in masks.keep.values())
     kept = sum(int(keep.sum()) for keep in masks.keep.values())
     assert pairs - kept == pytest.approx(0.6 * pairs, abs=4)  # rounded in each group
-    order = tile_order(37, (6, 6), 1, 4)[1:]
     cut = 0
     for keep in masks.keep.values():
         assert bool(keep[:, 0].all())
         assert bool(keep[:, :, 0].all())
-        tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))  # (heads, rows, columns) of tiles
+        tiles = tile_means(keep)
         assert bool((tiles == 1).any(-1).all())  # no query is without a tile
         cut += int(((tiles > 0) & (tiles < 1)).sum())
     assert cut <= {"global": 1, "layer": 2, "head": 4}[budget]
@@ -377,29 +384,26 @@ def test_whole_tiles_go_for_an_exact_share_by_any_rule(rule: str, budget: str) -
 @pytest.mark.parametrize("rule", ["information", "information:variant=released", "ratio", "deviation"])
 def test_the_tiles_that_stay_are_the_most_attended(rule: str) -> None:
     sharp = {name: (40 * map_).softmax(-1) for name, map_ in tile_maps().items()}
-    order = tile_order(37, (6, 6), 1, 4)[1:]
     tile = (torch.arange(36) // 4)[:, None] == torch.arange(9)  # (patches, tiles)
     wanted = tile_maps()["blocks.0.attn"].new_zeros(9, 9)
     wanted[torch.arange(9), (torch.arange(9) * 4 + 2) % 9] = 1.0  # one tile of keys for each tile of queries
     for map_ in sharp.values():
         block = tile.float() @ wanted @ tile.float().T  # (patches, patches), 1 where attention shall be
-        map_[:, order[:, None], order] += block
+        map_[:, TILES[:, None], TILES] += block
     maps = {name: map_ / map_.sum(-1, keepdim=True) for name, map_ in sharp.items()}
     masks = make_masks(maps, rule, sparsity=0.84, sites=tile_site(), tiles=4)
     for keep in masks.keep.values():
-        tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
+        tiles = tile_means(keep)
         assert bool((tiles[:, wanted > 0] == 1).all())
 
 
 def test_tiles_go_from_the_highest_mean_level_down() -> None:
     maps, sites = tile_maps(), tile_site()
     masks = make_masks(maps, "ratio", sparsity=0.6, sites=sites, tiles=4)
-    order = tile_order(37, (6, 6), 1, 4)[1:]
     stayed, went = [], []
     for name, keep in masks.keep.items():
-        means = rules["ratio"]().levels(maps[name].double(), sites[name])[:, order][:, :, order]
-        means = means.view(2, 9, 4, 9, 4).double().mean((2, 4))
-        kept = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
+        means = tile_means(rules["ratio"]().levels(maps[name].double(), sites[name]))
+        kept = tile_means(keep)
         best = means == means.amin(-1, keepdim=True)  # which stay in any case
         stayed.append(means[(kept == 1) & ~best])
         went.append(means[kept == 0])
@@ -415,9 +419,8 @@ def test_rows_of_equal_attention_stay_whole_in_tiles_too() -> None:
 
 def test_tiles_by_a_rules_own_limit_are_whole() -> None:
     masks = make_masks(tile_maps(), "ratio:ratio=0.5", sites=tile_site(), tiles=4)
-    order = tile_order(37, (6, 6), 1, 4)[1:]
     for keep in masks.keep.values():
-        tiles = keep[:, order][:, :, order].view(2, 9, 4, 9, 4).float().mean((2, 4))
+        tiles = tile_means(keep)
         assert set(tiles.unique().tolist()) <= {0.0, 1.0}
 
 

@@ -106,7 +106,7 @@ def test_what_is_no_list_of_options_is_said(tmp_path: Path) -> None:
         recipe_from_arguments({"lr": 1})
     with pytest.raises(ConfigError, match="data_set=IMNET"):  # DeiT's
         recipe_from_arguments({**BASE, "data_set": "IMNET"})
-    with pytest.raises(ConfigError, match=r"timm-args reads settings, not weights: read_arguments"):
+    with pytest.raises(ConfigError, match="timm-args reads settings, not weights"):
         convert(tmp_path / "a.yaml", "timm-args")
 
 

@@ -111,7 +111,7 @@ def test_a_page_instead_of_a_file_is_recognised(entry: Published, server: tuple[
 def test_without_a_network_the_error_says_what_to_do(entry: Published) -> None:
     with pytest.raises(CheckpointError, match=r"model\.weights=FILE"):
         fetch_published(replace(entry, url="http://127.0.0.1:9/nothing.pth"))
-    with pytest.raises(CheckpointError, match="without an address of the file itself"):
+    with pytest.raises(CheckpointError, match="no address of the file itself"):
         fetch_published(replace(entry, url=None))
 
 

@@ -113,16 +113,11 @@ def test_unknown_sources_and_settings_are_refused(tmp_path):
         convert(path, "kpca")
 
 
-def test_a_key_that_nobody_uses_is_an_error(tmp_path):
-    state = tiny_vit().state_dict() | {"blocks.0.attn.mystery": torch.ones(1)}
-    path = save(tmp_path / "c.pth", state, args={"model": "deit_tiny_patch16_224"})
+def test_a_key_that_nobody_uses_and_one_that_is_missing_are_errors(tmp_path):
+    whole, args = tiny_vit().state_dict(), {"model": "deit_tiny_patch16_224"}
+    more = save(tmp_path / "more.pth", whole | {"blocks.0.attn.mystery": torch.ones(1)}, args=args)
     with pytest.raises(CheckpointError, match=r"does not have.*blocks\.0\.attn\.mystery"):
-        convert(path, "reproduction", num_heads=3)
-
-
-def test_a_key_that_is_missing_is_an_error(tmp_path):
-    state = tiny_vit().state_dict()
-    del state["blocks.1.norm1.weight"]
-    path = save(tmp_path / "c.pth", state, args={"model": "deit_tiny_patch16_224"})
+        convert(more, "reproduction", num_heads=3)
+    del whole["blocks.1.norm1.weight"]
     with pytest.raises(CheckpointError, match=r"blocks\.1\.norm1\.weight"):
-        convert(path, "reproduction", num_heads=3)
+        convert(save(tmp_path / "less.pth", whole, args=args), "reproduction", num_heads=3)

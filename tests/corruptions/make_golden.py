@@ -17,17 +17,9 @@ from sklearn.datasets import load_sample_image
 
 from vitruvius._files import save_tensors
 
-CERTAIN = (
-    "brightness",
-    "contrast",
-    "saturate",
-    "pixelate",
-    "jpeg_compression",
-    "defocus_blur",
-    "gaussian_blur",
-    "zoom_blur",
-)
-CHANCE = (
+CERTAIN = ["brightness", "contrast", "saturate", "pixelate", "jpeg_compression", "defocus_blur", "gaussian_blur"]
+CERTAIN += ["zoom_blur"]
+CHANCE = [
     "gaussian_noise",
     "shot_noise",
     "impulse_noise",
@@ -36,8 +28,8 @@ CHANCE = (
     "motion_blur",
     "snow",
     "frost",
-)
-CHANCE += ("fog", "spatter")
+]
+CHANCE += ["fog", "spatter"]
 DRAWS = 24
 
 

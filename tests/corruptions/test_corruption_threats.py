@@ -107,22 +107,25 @@ def test_drawn_frost_says_so_wherever_its_figures_stand(tmp_path: Path) -> None:
     assert "Drawn: in place of the photographs" in page
 
 
-def test_photographed_frost_is_not_called_drawn(tmp_path: Path) -> None:
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    """A folder with one photograph of frost."""
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (60, 60), (200, 210, 250)).save(tmp_path / "photos" / "frost1.png")
-    report, kept = judged(tmp_path / "out", f"frost:severity=3,textures={tmp_path / 'photos'}")
+    return str(tmp_path / "photos")
+
+
+def test_photographed_frost_is_not_called_drawn(tmp_path: Path, photos: str) -> None:
+    report, kept = judged(tmp_path / "out", f"frost:severity=3,textures={photos}")
     assert "drawn" not in str(report)
     assert kept.drawn == []
     assert report.remarks == []
 
 
 @pytest.mark.parametrize("photographs", [False, True])
-def test_a_copy_that_is_read_back_knows_how_its_frost_was_made(tmp_path: Path, photographs: bool) -> None:
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (60, 60), (200, 210, 250)).save(tmp_path / "photos" / "frost1.png")
-    textures = ["--textures", str(tmp_path / "photos")] if photographs else []
-    words = ["corrupt", "digits", "--corruptions", "frost,fog", "--images", "4", "--workers", "1", *textures]
-    assert main([*words, "--out", str(tmp_path / "copy")]) == 0
+def test_a_copy_that_is_read_back_knows_how_its_frost_was_made(tmp_path: Path, photos: str, photographs: bool) -> None:
+    words = ["corrupt", "digits", "--corruptions", "frost,fog", "--images", "4", "--workers", "1", "--out"]
+    assert main([*words, str(tmp_path / "copy"), *(["--textures", photos] if photographs else [])]) == 0
     shift = open_shift(f"cifar-10-c:{tmp_path / 'copy'}")
     assert shift.drawn == (() if photographs else ("frost",))
     model = vitruvius.create_model("vitruvius/vit_digits", depth=1).eval()
@@ -132,20 +135,9 @@ def test_a_copy_that_is_read_back_knows_how_its_frost_was_made(tmp_path: Path, p
 
 
 def test_a_copy_without_frost_and_a_published_set_are_not_drawn(tmp_path: Path) -> None:
-    words = [
-        "corrupt",
-        "digits",
-        "--corruptions",
-        "fog",
-        "--images",
-        "4",
-        "--workers",
-        "1",
-        "--out",
-        str(tmp_path / "a"),
-    ]
-    assert main(words) == 0
+    for name, out in (("fog", "a"), ("frost", "b")):
+        words = f"corrupt digits --corruptions {name} --images 4 --workers 1 --out".split()
+        assert main([*words, str(tmp_path / out)]) == 0
     assert open_shift(f"cifar-10-c:{tmp_path / 'a'}").drawn == ()
-    assert main([word.replace("fog", "frost") for word in words[:-1]] + [str(tmp_path / "b")]) == 0
     (tmp_path / "b" / "corrupt.json").unlink()  # as a published set, which has none
     assert open_shift(f"cifar-10-c:{tmp_path / 'b'}").drawn == ()

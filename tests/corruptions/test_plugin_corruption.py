@@ -14,20 +14,15 @@ from vitruvius.corruptions.base import IMAGENET_C
 from vitruvius.shifts import open_shift
 
 PLUGIN = '''
-from dataclasses import dataclass
-from typing import ClassVar
-
 from vitruvius.corruptions import Corruption, corruptions
 
 
 @corruptions.register("solarise")
-@dataclass(frozen=True, kw_only=True)
 class Solarise(Corruption):
     """Bright pixels are inverted."""
 
-    name: ClassVar[str] = "solarise"
-    imagenet: ClassVar = (0.9, 0.8, 0.7, 0.6, 0.5)
-    cifar: ClassVar = (0.9, 0.8, 0.7, 0.6, 0.5)
+    name = "solarise"
+    imagenet = cifar = (0.9, 0.8, 0.7, 0.6, 0.5)
 
     def disturb(self, x, dice, /, threshold):
         return x.where(x < threshold, 1 - x)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from vitruvius.attacks.fgsm import FGSM
@@ -26,6 +28,38 @@ def model(seed: int = 0, **settings: Any) -> PixelModel:
 def loader(**settings: Any) -> Any:
     """22 digits in four batches, the last one smaller."""
     return eval_loader(DATA, input_size=(3, 8, 8), **settings)
+
+
+class Stop(Exception):
+    """The plug is pulled."""
+
+
+def stopped_after(patch: pytest.MonkeyPatch, module: ModuleType, name: str, calls: int, images: int) -> list[int]:
+    """Let a function of a module be called so often, then pull the plug; how many images it was asked about.
+
+    `images` says which of its arguments those are.
+    """
+    asked: list[int] = []
+    function = getattr(module, name)
+
+    def called(*arguments: Any) -> Any:
+        if len(asked) == calls:
+            raise Stop
+        asked.append(len(arguments[images]))
+        return function(*arguments)
+
+    patch.setattr(module, name, called)
+    return asked
+
+
+def assert_same_rows(one: Path, other: Path, *, atol: float = 0.0) -> None:
+    """Two finished ledgers have the same columns in the same order, all but the seconds."""
+    ours, theirs = rows(one), rows(other)
+    assert ours.keys() == theirs.keys()
+    for threat, columns in ours.items():
+        assert list(columns) == list(theirs[threat])
+        for name, column in columns.items():
+            torch.testing.assert_close(column, theirs[threat][name], rtol=0, atol=atol, msg=f"{threat}/{name}")
 
 
 def rows(folder: Path) -> dict[str, dict[str, torch.Tensor]]:

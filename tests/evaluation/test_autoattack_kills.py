@@ -6,9 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from crews import finish, kill
-from judging import model, rows
+from judging import assert_same_rows, model, rows
 
 from vitruvius._processes import process_group
 from vitruvius.attacks.apgd import APGD
@@ -38,15 +37,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_same(one: Path, other: Path, *, atol: float) -> None:
-    ours, theirs = rows(one), rows(other)
-    assert ours.keys() == theirs.keys()
-    for threat in ours:
-        assert ours[threat].keys() == theirs[threat].keys()
-        for name, column in ours[threat].items():
-            torch.testing.assert_close(column, theirs[threat][name], rtol=0, atol=atol, msg=f"{threat}/{name}")
-
-
 def test_the_short_ensemble_is_worth_interrupting(undisturbed: Path) -> None:
     columns = rows(undisturbed)[next(iter(rows(undisturbed)))]
     standing = [int(column.sum()) for name, column in columns.items() if name.startswith("standing after")]
@@ -56,7 +46,7 @@ def test_the_short_ensemble_is_worth_interrupting(undisturbed: Path) -> None:
 
 def test_two_processes_give_the_same_results_image_by_image(undisturbed: Path, tmp_path: Path) -> None:
     finish(2, work, tmp_path)
-    assert_same(tmp_path, undisturbed, atol=1e-5)
+    assert_same_rows(tmp_path, undisturbed, atol=1e-5)
 
 
 @pytest.mark.parametrize(("world_size", "ledgers"), [(1, 3), (2, 2)])
@@ -72,5 +62,5 @@ def test_killed_at_random_moments_and_resumed_the_ledger_is_the_undisturbed_one(
             3 - world_size, folder, min(first + dice.randrange(4), 22), dice.uniform(0, 0.05), work, folder
         )
         finish(1 + number % 2, work, folder)
-        assert_same(folder, undisturbed, atol=1e-5)
+        assert_same_rows(folder, undisturbed, atol=1e-5)
     assert interrupted >= ledgers  # at least half of the plugs were pulled in time

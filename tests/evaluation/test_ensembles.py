@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from judging import rows
+from judging import Stop, assert_same_rows, rows
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -59,10 +59,6 @@ def model() -> nn.Module:
     for weight in net.parameters():
         weight.data = torch.randn(weight.shape, generator=generator) * 0.3
     return net.eval()
-
-
-class Stop(Exception):
-    """The plug is pulled."""
 
 
 class Counter:
@@ -128,16 +124,6 @@ def images_and_labels() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def assert_same(one: Path, other: Path) -> None:
-    """Bit for bit, all but the seconds."""
-    ours, theirs = rows(one), rows(other)
-    assert ours.keys() == theirs.keys()
-    for threat in ours:
-        assert list(ours[threat]) == list(theirs[threat])
-        for name, column in ours[threat].items():
-            assert torch.equal(column, theirs[threat][name]), name
-
-
 class Whole:
     """An undisturbed evaluation: its folder, how many passes of the model it took, and how many of them each stage."""
 
@@ -177,7 +163,7 @@ def test_killed_again_and_again_it_ends_with_the_same_rows(
         except Stop:
             kills += 1
     assert 2 <= kills < 30
-    assert_same(tmp_path, undisturbed.folder)
+    assert_same_rows(tmp_path, undisturbed.folder)
     for folder in (STAGES, POINTS):
         assert not list((tmp_path / folder).glob("*"))
 
@@ -192,7 +178,7 @@ def test_a_kill_loses_no_more_than_a_stage(
     with pytest.raises(Stop):
         evaluate(stopped, digits(), [ensemble], folder=tmp_path)
     evaluate(again, digits(), [ensemble], folder=tmp_path)
-    assert_same(tmp_path, undisturbed.folder)
+    assert_same_rows(tmp_path, undisturbed.folder)
     lost = stopped.counter.passes + again.counter.passes - undisturbed.passes
     assert lost <= undisturbed.longest_stage + 40  # and a look at the model on the way back
 
@@ -208,7 +194,7 @@ def test_a_damaged_note_costs_time_and_no_row(kind: str, whole: dict[AutoAttack,
     (note,) = (tmp_path / kind).iterdir()
     note.write_bytes(note.read_bytes()[:-20])
     evaluate(Counted(), digits(), [ENSEMBLE], folder=tmp_path)
-    assert_same(tmp_path, whole[ENSEMBLE].folder)
+    assert_same_rows(tmp_path, whole[ENSEMBLE].folder)
 
 
 def test_rows_that_are_lost_are_searched_again(whole: dict[AutoAttack, Whole], tmp_path: Path) -> None:
@@ -216,7 +202,7 @@ def test_rows_that_are_lost_are_searched_again(whole: dict[AutoAttack, Whole], t
         evaluate(Counted(0.8 * whole[ENSEMBLE].passes), digits(), [ENSEMBLE], folder=tmp_path)
     min((tmp_path / "parts").glob("autoattack*")).unlink()
     evaluate(Counted(), digits(), [ENSEMBLE], folder=tmp_path)
-    assert_same(tmp_path, whole[ENSEMBLE].folder)
+    assert_same_rows(tmp_path, whole[ENSEMBLE].folder)
 
 
 def test_a_fast_search_has_something_to_resume_with(whole: dict[AutoAttack, Whole]) -> None:

@@ -139,8 +139,9 @@ def test_perturbations_are_stretched_to_the_whole_range() -> None:
     stretched = make_examples(model, loader(), PGD(eps=eps, steps=3), what="perturbations").images  # type: ignore[arg-type]
     x = torch.cat([x for x, _ in loader()])  # type: ignore[attr-defined]
     torch.testing.assert_close(stretched * 2 * eps - eps, moved - x, atol=1e-6, rtol=0)
-    with pytest.raises(ConfigError, match="no finite eps"):
-        make_examples(model, loader(), lambda m, x, y: x, what="perturbations")  # type: ignore[arg-type]
+    for threat in (lambda m, x, y: x, DeepFool()):
+        with pytest.raises(ConfigError, match="has no finite eps to stretch perturbations by; keep images"):
+            make_examples(model, loader(), threat, what="perturbations")  # type: ignore[arg-type]
 
 
 def test_the_command_makes_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,11 +184,6 @@ def test_a_subset_by_file_name_is_exactly_that(tmp_path: Path) -> None:
         loader(config)
 
 
-def test_perturbations_without_a_largest_one_cannot_be_stretched() -> None:
-    with pytest.raises(ConfigError, match=r"deepfool\(\) has no finite eps to stretch perturbations by; keep images"):
-        make_examples(small(), loader(), DeepFool(), what="perturbations")  # type: ignore[arg-type]
-
-
 def test_the_robustbench_entry_says_what_was_measured(tmp_path: Path) -> None:
     data = DataConfig(dataset="digits", val_num_samples=4)
     report, entry = benchmark(small(), loader(data), dataset="digits", name="Us2026", eps=8 / 255)  # type: ignore[arg-type]
@@ -201,12 +197,15 @@ def test_the_robustbench_entry_says_what_was_measured(tmp_path: Path) -> None:
     assert theirs.reported == "71.2"
 
 
-def test_the_robustbench_entry_is_of_autoattack_whatever_else_the_folder_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        AutoAttack, "stages", lambda self: [("square", Square(eps=self.eps, norm=self.norm, queries=2))]
-    )
+@pytest.fixture
+def two_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoAttack is two queries of Square."""
+    square = lambda self: [("square", Square(eps=self.eps, norm=self.norm, queries=2))]  # noqa: E731
+    monkeypatch.setattr(AutoAttack, "stages", square)
+
+
+@pytest.mark.usefixtures("two_queries")
+def test_the_robustbench_entry_is_of_autoattack_whatever_else_the_folder_holds(tmp_path: Path) -> None:
     model = small()
     batches = [(x, model(x).argmax(1)) for x, _ in loader()]  # type: ignore[attr-defined]
     settings = {"dataset": "digits", "name": "Us", "folder": tmp_path}
@@ -217,15 +216,11 @@ def test_the_robustbench_entry_is_of_autoattack_whatever_else_the_folder_holds(
     assert again == first
 
 
+@pytest.mark.usefixtures("two_queries")
 @pytest.mark.parametrize(
     ("norm", "eps", "written"), [("Linf", 8 / 255, "8/255"), ("LINF", 0.1, "25.5/255"), ("L2", 0.5, "0.5")]
 )
-def test_the_radius_of_an_entry_does_not_depend_on_how_the_norm_is_spelt(
-    norm: str, eps: float, written: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        AutoAttack, "stages", lambda self: [("square", Square(eps=self.eps, norm=self.norm, queries=2))]
-    )
+def test_the_radius_of_an_entry_does_not_depend_on_how_the_norm_is_spelt(norm: str, eps: float, written: str) -> None:
     data = DataConfig(dataset="digits", val_num_samples=4)
     _, entry = benchmark(small(), loader(data), dataset="digits", name="Us", eps=eps, norm=norm)  # type: ignore[arg-type]
     assert entry.eps == written

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from judging import DATA, THREATS, loader, model, rows
+from judging import DATA, THREATS, Stop, assert_same_rows, loader, model, rows, stopped_after
 
 from two_processes import in_two_processes
 from vitruvius._errors import CheckpointError, RunError
@@ -23,10 +23,6 @@ from vitruvius.evaluation.ledger import Ledger
 SPECS = ["clean", *map(describe, THREATS)]
 
 
-class Stop(Exception):
-    """The plug is pulled."""
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "evaluation"
@@ -34,26 +30,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_same_rows(one: Path, other: Path, *, atol: float = 0.0) -> None:
-    ours, theirs = rows(one), rows(other)
-    assert ours.keys() == theirs.keys()
-    for threat in ours:
-        for name, column in ours[threat].items():
-            torch.testing.assert_close(column, theirs[threat][name], rtol=0, atol=atol)
-
-
 def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
-    """Let the model answer so often, then pull the plug; how many images it was asked about."""
-    answer, asked = _evaluate.answer, []
-
-    def answering(*arguments: Any) -> Any:
-        if len(asked) == calls:
-            raise Stop
-        asked.append(len(arguments[1]))
-        return answer(*arguments)
-
-    monkeypatch.setattr(_evaluate, "answer", answering)
-    return asked
+    return stopped_after(monkeypatch, _evaluate, "answer", calls, 1)
 
 
 def test_a_finished_folder_holds_ledger_and_report_and_no_parts(undisturbed: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from judging import model, rows
+from judging import Stop, assert_same_rows, model, rows, stopped_after
 from PIL import Image
 
 from shift_layouts import CLASSES, write_arrays, write_corrupted, write_pictures
@@ -33,22 +33,8 @@ DATA = DataConfig(batch_size=4, workers=0)
 KNOWING = {"num_classes": 1000}
 
 
-class Stop(Exception):
-    """The plug is pulled."""
-
-
 def answers_until(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
-    """Let the model answer so often, then pull the plug; how many images it was asked about."""
-    respond, asked = shift_module.respond, []
-
-    def responding(who: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        if len(asked) == calls:
-            raise Stop
-        asked.append(len(y))
-        return respond(who, x, y)
-
-    monkeypatch.setattr(shift_module, "respond", responding)
-    return asked
+    return stopped_after(monkeypatch, shift_module, "respond", calls, 1)
 
 
 def test_arrays_are_judged_as_in_a_slow_loop(tmp_path: Path) -> None:
@@ -171,12 +157,8 @@ def undisturbed(digits_c: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def assert_same(one: Path, other: Path) -> None:
-    ours, theirs = rows(one), rows(other)
-    assert ours.keys() == theirs.keys() == {"fog 1", "fog 2", "fog 3"}
-    for part in ours:
-        assert ours[part].keys() == theirs[part].keys()
-        for name, column in ours[part].items():
-            torch.testing.assert_close(column, theirs[part][name], rtol=0, atol=1e-6)
+    assert rows(one).keys() == {"fog 1", "fog 2", "fog 3"}
+    assert_same_rows(one, other, atol=1e-6)
     reports = [json.loads((folder / "report.json").read_text()) for folder in (one, other)]
     assert reports[0]["corruption"] == reports[1]["corruption"]
 

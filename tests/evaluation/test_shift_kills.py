@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from crews import finish, kill, working
-from judging import rows
+from judging import assert_same_rows
 
 from shift_layouts import write_corrupted
 from vitruvius._files import paths
@@ -150,12 +149,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     files = [{path.relative_to(one) for path in one.rglob("*")} for one in (folder, undisturbed)]
     assert files[0] == files[1]  # neither parts nor halves of files are left
     for place in PLACES:
-        ours, theirs = rows(folder / place), rows(undisturbed / place)
-        assert ours.keys() == theirs.keys()
-        for threat, columns in ours.items():
-            assert columns.keys() == theirs[threat].keys()
-            for name, column in columns.items():
-                torch.testing.assert_close(column, theirs[threat][name], rtol=0, atol=1e-5)
+        assert_same_rows(folder / place, undisturbed / place, atol=1e-5)
     for report in ("shifts/folder-c/report.json", "shifts/corruptions/report.json"):
         one, other = (json.loads((place / report).read_text()) for place in (folder, undisturbed))
         assert one["corruption"].keys() == other["corruption"].keys()

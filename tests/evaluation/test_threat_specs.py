@@ -12,7 +12,6 @@ from vitruvius.attacks.apgd import APGD
 from vitruvius.attacks.pgd import PGD
 from vitruvius.cli import main
 from vitruvius.evaluation import evaluate, make_threat
-from vitruvius.evaluation.threats import make_threats
 
 
 def test_norms_and_losses_are_words_on_the_command_line() -> None:
@@ -36,12 +35,6 @@ def test_evaluate_takes_a_threat_as_text_as_a_mapping_and_as_an_object() -> None
                 for threat in report["threats"]:
                     threat.pop("seconds", None)
             assert found == expected
-
-
-def test_a_group_of_corruptions_is_many_threats() -> None:
-    made = make_threats("corruptions:severities=[2]")
-    assert len(made) == 15
-    assert made == make_threats({"use": "corruptions", "severities": [2]})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -140,16 +141,14 @@ def _measured(root: nn.Module, names: list[str], x: Tensor, repeats: int) -> tup
     def stop(module: nn.Module, *_: Any) -> None:
         spent[module].append(time.perf_counter() - started[module])
 
-    handles = [module.register_forward_pre_hook(start) for module in spent]
-    handles += [module.register_forward_hook(stop) for module in spent]
-    try:
+    with ExitStack() as hooks:
+        for module in spent:
+            hooks.enter_context(module.register_forward_pre_hook(start))
+            hooks.enter_context(module.register_forward_hook(stop))
         for _ in range(repeats + 1):
             begin = time.perf_counter()
             root(x)
             whole.append(time.perf_counter() - begin)
-    finally:
-        for handle in handles:
-            handle.remove()
     medians = [statistics.median(seconds[1:]) for seconds in spent.values()]
     return dict(zip(names, medians, strict=True)), statistics.median(whole[1:])
 

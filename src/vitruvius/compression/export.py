@@ -67,26 +67,23 @@ def export(
     if format not in WRITERS:
         raise ConfigError(f"format = {format!r}, expected one of {', '.join(WRITERS)}.")
     if format == "timm-hub":
-        _check_hub_folder(Path(path))
+        folder = Path(path)
+        files = [file.name for file in folder.iterdir() if not is_lock(file)] if folder.is_dir() else []
+        if folder.is_file() or not {*files} <= {*HUB_FILES}:
+            raise ConfigError(
+                f"{path} is not an empty folder, and format timm-hub writes one; name another with --out."
+            )
     check_out(path, example="" if format == "timm-hub" else NAMES[format])
     prepared, folded = prepare(model, sparse=sparse)
     images = torch.rand(3, *prepared.data_config["input_size"], generator=torch.Generator().manual_seed(0))
     path = Path(path)
-    files, again = WRITERS[format](prepared, images, _rewritten(recipe, folded, sparse))
+    contents, again = WRITERS[format](prepared, images, _rewritten(recipe, folded, sparse))
     with torch.no_grad():
         expected = copy.deepcopy(model).cpu().eval()(images)
         _compare(again(images), expected, path)
-    for name, data in files.items():
+    for name, data in contents.items():
         atomic_write_bytes(path / name if name else path, data)
     return path
-
-
-def _check_hub_folder(path: Path) -> None:
-    """Refuse a folder that holds anything else than such an export."""
-    if path.is_file() or (
-        path.is_dir() and any(file.name not in HUB_FILES for file in path.iterdir() if not is_lock(file))
-    ):
-        raise ConfigError(f"{path} is not an empty folder, and format timm-hub writes one; name another with --out.")
 
 
 @torch.no_grad()
@@ -96,11 +93,10 @@ def prepare(model: PixelModel, *, sparse: bool = False) -> tuple[PixelModel, boo
     `model` stays as it is; `sparse` also replaces masks by kernels that skip what they remove (default: no).
     """
     ready = copy.deepcopy(model).cpu().eval()
-    folded = False
-    if any(isinstance(module, LowRank) for module in ready.modules()):
+    folded = any(isinstance(module, LowRank) for module in ready.modules())
+    if folded:
         try:
             fold(ready)
-            folded = True
         except SurgeryError:
             folded = False  # something stands between projection and auto-encoder; it is exported as it is
     if sparse and any(isinstance(module, Mask) for module in ready.modules()):

@@ -15,26 +15,17 @@ from vitruvius.converters.base import IMAGENET, Checkpoint, Converted, converter
 from vitruvius.converters.plain import adapt, class_count, known_name
 
 LEVITS = {f"LeViT_{size}": f"levit_{size.lower()}" for size in ("128S", "128", "192", "256", "384")}
-RENAMED = LEVITS | {  # the names of the repository, where timm has another
-    "deit_small_patch16_LS": "deit3_small_patch16_224",
-    "deit_medium_patch16_LS": "deit3_medium_patch16_224",
-    "deit_base_patch16_LS": "deit3_base_patch16_224",
-    "deit_large_patch16_LS": "deit3_large_patch16_224",
-    "deit_huge_patch14_LS": "deit3_huge_patch14_224",
-    "cait_XXS24_224": "cait_xxs24_224",
-    "cait_XXS36_224": "cait_xxs36_224",
-    "cait_S24_224": "cait_s24_224",
-}
+DEIT3 = ("small_patch16", "medium_patch16", "base_patch16", "large_patch16", "huge_patch14")
+RENAMED = LEVITS | {f"deit_{size}_LS": f"deit3_{size}_224" for size in DEIT3}  # where timm has another name
+RENAMED |= {f"cait_{size}_224": f"cait_{size.lower()}_224" for size in ("XXS24", "XXS36", "S24")}
 INNER = (  # names inside LeViT's modules, theirs and timm's
     (r"^patch_embed\.(\d+)\.", lambda match: f"stem.conv{int(match[1]) // 2 + 1}."),
     (r"^(stem\.conv\d)\.c\b", r"\1.linear"),
     (r"\b(qkv|kv)\.c\b", r"\1.linear"),
     (r"\b(q|proj)\.1\.c\b", r"\1.ln.linear"),
     (r"\b(q|proj)\.1\.bn\b", r"\1.ln.bn"),
-    (r"\bmlp\.0\.c\b", "mlp.ln1.linear"),
-    (r"\bmlp\.0\.bn\b", "mlp.ln1.bn"),
-    (r"\bmlp\.2\.c\b", "mlp.ln2.linear"),
-    (r"\bmlp\.2\.bn\b", "mlp.ln2.bn"),
+    (r"\bmlp\.([02])\.c\b", lambda match: f"mlp.ln{int(match[1]) // 2 + 1}.linear"),
+    (r"\bmlp\.([02])\.bn\b", lambda match: f"mlp.ln{int(match[1]) // 2 + 1}.bn"),
     (r"^(head|head_dist)\.l\b", r"\1.linear"),
 )
 

@@ -28,11 +28,10 @@ class DefocusBlur(Corruption):
     """A lens out of focus: every point becomes a disk."""
 
     name = "defocus_blur"
-    imagenet = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))  # radius and softness, pixels
+    imagenet = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))  # radius of the disk, sigma of its edge: pixels
     cifar = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: float, softness: float) -> Tensor:
-        """`radius` of the disk in pixels, `softness` the sigma by which its edge is blurred."""
         return correlate(x, disk(radius, softness, x.dtype, x.device))
 
 
@@ -45,7 +44,6 @@ class GaussianBlur(Corruption):
     cifar = (0.4, 0.6, 0.7, 0.8, 1)
 
     def disturb(self, x: Tensor, dice: Dice, /, sigma: float) -> Tensor:
-        """`sigma` of the blur, in pixels."""
         return gaussian(x, sigma)
 
 
@@ -54,11 +52,10 @@ class MotionBlur(Corruption):
     """A camera that moves, up to 45° from the horizontal."""
 
     name = "motion_blur"
-    imagenet = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))  # radius and sigma, pixels
+    imagenet = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))  # half the length, sigma of its weights: pixels
     cifar = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
 
     def disturb(self, x: Tensor, dice: Dice, /, radius: int, sigma: float) -> Tensor:
-        """`radius` is half the length of the line and `sigma` that of its weights, in pixels."""
         return motion(x, radius, sigma, 90 * dice.uniform("angle", ()) - 45)
 
 
@@ -94,17 +91,10 @@ class ZoomBlur(Corruption):
 
     name = "zoom_blur"
     # number of copies, growth from each copy to the next
-    imagenet = (
-        (12, 0.01),  # enlarged up to 1.11 times
-        (16, 0.01),  # 1.15
-        (11, 0.02),  # 1.20
-        (13, 0.02),  # 1.24
-        (11, 0.03),  # 1.30
-    )
+    imagenet = ((12, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03))  # enlarged up to 1.11 … 1.30 times
     cifar = ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01))
 
     def disturb(self, x: Tensor, dice: Dice, /, copies: int, growth: float) -> Tensor:
-        """`copies` are averaged with the image, each enlarged by `growth` more than the one before."""
         total = x.clone()
         # As numpy.arange counts in the published code: without this rounding, one copy of 26 has another size.
         growth = (1 + growth) - 1
@@ -118,11 +108,11 @@ class GlassBlur(Corruption):
     """Frosted glass: pixels wander a little, between two blurs."""
 
     name = "glass_blur"
-    imagenet = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))  # sigma, reach, rounds
+    # sigma of both blurs, reach of a pixel's way, rounds in which all pixels wander
+    imagenet = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))
     cifar = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
 
     def disturb(self, x: Tensor, dice: Dice, /, sigma: float, reach: int, rounds: int) -> Tensor:
-        """`sigma` of both blurs and `reach` of a pixel's way, in pixels; `rounds` in which all pixels wander."""
         x = to_levels(gaussian(x, sigma)) / 255
         for step in range(rounds):
             offset = dice.integers("wander", 2 * reach, (2, *x.shape[-2:]), step) - reach  # (B, 2, H, W)

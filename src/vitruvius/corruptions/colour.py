@@ -24,7 +24,6 @@ class Brightness(Corruption):
     cifar = (0.05, 0.1, 0.15, 0.2, 0.3)
 
     def disturb(self, x: Tensor, dice: Dice, /, amount: float) -> Tensor:
-        """`amount` is added to the value of each colour, in [0, 1]."""
         value = x.amax(1, keepdim=True)
         brighter = (value + amount).clamp(max=1)
         return torch.where(value > 0, x * (brighter / value), brighter)  # hue and saturation are ratios of channels
@@ -39,7 +38,6 @@ class Contrast(Corruption):
     cifar = (0.75, 0.5, 0.4, 0.3, 0.15)
 
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
-        """`left` is the share of the contrast that is left."""
         mean = x.mean((2, 3), keepdim=True)
         return (x - mean) * left + mean
 
@@ -53,7 +51,6 @@ class Saturate(Corruption):
     cifar = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))
 
     def disturb(self, x: Tensor, dice: Dice, /, factor: float, summand: float) -> Tensor:
-        """The saturation, in [0, 1], is multiplied by `factor` and raised by `summand`."""
         if x.shape[1] == 1:
             return x
         value = x.amax(1, keepdim=True)

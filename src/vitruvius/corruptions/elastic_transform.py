@@ -23,7 +23,6 @@ class ElasticTransform(Corruption):
     cifar = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 
     def disturb(self, x: Tensor, dice: Dice, /, strength: float, sigma: float, reach: float) -> Tensor:
-        """`strength` of the bends, `sigma` by which they are smoothed, `reach` of the points: shares of the side."""
         side = min(x.shape[-2:]) * (1 if self.is_small(x) else 244 / 224)
         corners = (2 * dice.uniform("corners", (3, 2)) - 1) * reach * side
         x = sample(x, *affine_places(x, corners.double()), border="reflect_101")

@@ -17,11 +17,10 @@ class Fog(Corruption):
     """A fractal fog."""
 
     name = "fog"
-    imagenet = ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))  # amount, decay of the wobble
+    imagenet = ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))  # amount, how finer details fade
     cifar = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))
 
     def disturb(self, x: Tensor, dice: Dice, /, amount: float, decay: float) -> Tensor:
-        """`amount` of fog over pixels in [0, 1]; `decay` by which finer details fade: larger is smoother."""
         height, width = x.shape[-2:]
         side = 1 << (max(height, width) - 1).bit_length()
         fog = plasma(dice, side, decay)[:, None, :height, :width]

@@ -41,13 +41,12 @@ class Frost(Corruption):
     """Ice crystals on the window: drawn by chance, or photographs from a folder of `textures`."""
 
     name = "frost"
-    imagenet = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # shares of image and ice
+    imagenet = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))  # weights of image and ice
     cifar = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
 
     textures: str | None = None  # folder with photographs of frost
 
     def disturb(self, x: Tensor, dice: Dice, /, image: float, share: float) -> Tensor:
-        """`image` and `share` are the weights of the image and of the ice."""
         size = (x.shape[-2], x.shape[-1])
         shrink = 5 if self.is_small(x) else 1  # CIFAR-10-C shrinks the photographs to a fifth
         if self.textures is None:

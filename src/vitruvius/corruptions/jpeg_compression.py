@@ -52,7 +52,6 @@ class JPEGCompression(Corruption):
     cifar = (80, 65, 58, 50, 40)
 
     def disturb(self, x: Tensor, dice: Dice, /, quality: int) -> Tensor:
-        """`quality` of the file, 1 to 100."""
         levels = (x * 255).round()
         if x.device.type == "cpu":
             return by_libjpeg(levels, quality).div_(255)

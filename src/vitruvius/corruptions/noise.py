@@ -25,7 +25,6 @@ class GaussianNoise(Corruption):
     cifar = (0.04, 0.06, 0.08, 0.09, 0.10)
 
     def disturb(self, x: Tensor, dice: Dice, /, std: float) -> Tensor:
-        """`std` is the standard deviation, for pixels in [0, 1]."""
         return x + std * dice.normal("noise", x.shape[1:])
 
 
@@ -38,7 +37,6 @@ class SpeckleNoise(Corruption):
     cifar = (0.06, 0.1, 0.12, 0.16, 0.2)
 
     def disturb(self, x: Tensor, dice: Dice, /, std: float) -> Tensor:
-        """`std` is the standard deviation, as a share of the pixel."""
         return x + x * std * dice.normal("noise", x.shape[1:])
 
 
@@ -51,7 +49,6 @@ class ImpulseNoise(Corruption):
     cifar = (0.01, 0.02, 0.03, 0.05, 0.07)
 
     def disturb(self, x: Tensor, dice: Dice, /, share: float) -> Tensor:
-        """`share` of the values become black or white."""
         hit = dice.uniform("hit", x.shape[1:]) < share
         return torch.where(hit, dice.signs("salt", x.shape[1:]), x)  # -1 is cut to black
 
@@ -65,7 +62,6 @@ class ShotNoise(Corruption):
     cifar = (500, 250, 100, 75, 50)
 
     def disturb(self, x: Tensor, dice: Dice, /, photons: int) -> Tensor:
-        """`photons` are counted on average at a white pixel: fewer are noisier."""
         level = (x * 255).round().long()
         return poisson(level, dice.uniform("photons", x.shape[1:]), photons).to(x.dtype) / photons
 

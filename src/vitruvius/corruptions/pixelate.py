@@ -20,7 +20,6 @@ class Pixelate(Corruption):
     cifar = (0.95, 0.9, 0.85, 0.75, 0.65)
 
     def disturb(self, x: Tensor, dice: Dice, /, left: float) -> Tensor:
-        """`left` is the share of either side's pixels that is left."""
         height, width = x.shape[-2:]
         small = box_shrink((x * 255).round_(), max(int(height * left), 1), max(int(width * left), 1))
         return F.interpolate(small, size=(height, width), mode="nearest-exact").div_(255)

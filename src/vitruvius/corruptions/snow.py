@@ -5,6 +5,8 @@ B images (B, C, H, W), one layer of flakes (B, 1, H, W).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,23 +37,8 @@ class Snow(Corruption):
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
     )
 
-    def disturb(
-        self,
-        x: Tensor,
-        dice: Dice,
-        /,
-        mean: float,
-        std: float,
-        zoom: float,
-        threshold: float,
-        radius: int,
-        sigma: float,
-        left: float,
-    ) -> Tensor:
-        """Flakes are noise of `mean` and `std` above `threshold`, enlarged by `zoom`; `left` of the image stays.
-
-        `radius` and `sigma` are those of the motion blur along their track, in pixels.
-        """
+    def disturb(self, x: Tensor, dice: Dice, /, *constants: Any) -> Tensor:
+        mean, std, zoom, threshold, radius, sigma, left = constants
         flakes = clipped_zoom(mean + std * dice.normal("flakes", (1, *x.shape[-2:])), zoom)
         flakes = torch.where(flakes < threshold, 0, flakes).clamp(0, 1)
         flakes = motion(flakes, radius, sigma, -135 + 90 * dice.uniform("wind", ()))

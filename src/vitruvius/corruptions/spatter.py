@@ -45,10 +45,6 @@ class Spatter(Corruption):
     def disturb(
         self, x: Tensor, dice: Dice, /, mean: float, std: float, sigma: float, threshold: float, last: float, mud: int
     ) -> Tensor:
-        """Liquid is normal noise of `mean` and `std`, blurred by `sigma` pixels, where it is above `threshold`.
-
-        With `mud` 1 it is mud, whose edges are blurred by `last` pixels; with 0 water, whose opacity is `last`.
-        """
         liquid = gaussian(mean + std * dice.normal("liquid", (1, *x.shape[-2:])), sigma)
         if mud:
             cover = gaussian((liquid > threshold).to(x.dtype), last)

@@ -12,7 +12,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,8 @@ class Evaluation:
         watched = part_of(self.progress, 0, 0, name)
         watched(0, self.total, self._in_words(threats, 0))
         seen, work = 0, 0.0  # images, and what they count
-        for pool in _batched(numbered(self.loader, self.process), size):
+        source = numbered(self.loader, self.process)
+        while pool := tuple(itertools.islice(source, size)):
             batches = [self._checked(batch) for batch in pool]
             if ensembles or self.checks.has_enough:
                 self._look_for_masks()
@@ -252,7 +253,7 @@ class Evaluation:
                 moved = moved_by(threat, self.model, x, y, ids, batch_progress)
                 rows = answer(self.model, moved, y)
                 if is_checked(threat):
-                    rows = self._asked_again(spec, (x, y, ids), moved, rows)
+                    rows = self._asked_again(spec, (x, y, ids), moved, rows, len(y))
                 if spec == "clean":
                     rows[PIXELS] = image_ids(x)
                 seconds = torch.full_like(rows["loss"], (time.perf_counter() - begun) / len(y))
@@ -295,16 +296,14 @@ class Evaluation:
             pool.finish(outcome)
         return spent
 
-    def _asked_again(
-        self, spec: str, images: Batch, moved: Tensor, rows: Columns, batch_size: int | None = None
-    ) -> Columns:
+    def _asked_again(self, spec: str, images: Batch, moved: Tensor, rows: Columns, batch_size: int) -> Columns:
         """Rows about x' `moved`, as a copy of the model sees them too; a random model is known to change its mind."""
         assert self.opinion is not None
         if self.checks.draws(spec) > 1:
             return rows
         x, y, ids = images
         clean = self.ledger.find("clean", ids)["prediction"].to(x.device)
-        return self.opinion.judge(moved, x, y, clean, rows, batch_size or len(y))
+        return self.opinion.judge(moved, x, y, clean, rows, batch_size)
 
     def _in_words(self, threats: Mapping[str, Threat], place: int) -> str:
         """A threat of a round, which of them it is, and its accuracy as far as that is known."""
@@ -456,13 +455,6 @@ def _accuracy(ledger: Ledger, spec: str) -> str:
     """`clean 93.06 % (335 of 360 images)`, so far and of this process."""
     right, number = ledger.correct(spec), ledger.number(spec)
     return f"{spec} {100 * right / number:.2f} % ({right} of {number} images)"
-
-
-def _batched(batches: Iterable[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
-    """itertools.batched, which Python 3.11 lacks."""
-    source = iter(batches)
-    while pool := tuple(itertools.islice(source, size)):
-        yield pool
 
 
 def _save(ledger: Ledger, report: Report, folder: Path) -> None:

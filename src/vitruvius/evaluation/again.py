@@ -57,12 +57,9 @@ class SecondOpinion:
                 f"the model could not be copied ({self.why_not_copied}): whether it remembers images was seen only by "
                 "asking it again in another order."
             ]
-        if self.not_copied:
-            kinds = ", ".join(dict.fromkeys(self.not_copied))
-            return [
-                f"functions of the model hold what could not be copied ({kinds}): a memory there was not looked for."
-            ]
-        return []
+        kinds = ", ".join(dict.fromkeys(self.not_copied))
+        remark = f"functions of the model hold what could not be copied ({kinds}): a memory there was not looked for."
+        return [remark] if kinds else []
 
     @torch.no_grad()
     def judge(self, moved: Tensor, x: Tensor, y: Tensor, clean: Tensor, rows: Columns, batch_size: int) -> Columns:
@@ -79,10 +76,8 @@ class SecondOpinion:
             again, clean_again = (logits_of(model, images[order], size)[back] for images in (moved, x))
         changed = self._changed(again, rows["prediction"])
         changed_clean = self._changed(clean_again, clean)
-        kind = SAME
-        if bool(changed.any() or changed_clean.any()):
-            images, logits = (moved, again) if bool(changed.any()) else (x, clean_again)
-            kind = self._kind(images, logits, changed if bool(changed.any()) else changed_clean)
+        asked = ((moved, again, changed), (x, clean_again, changed_clean))
+        kind = next((self._kind(*each) for each in asked if bool(each[2].any())), SAME)
         fooled = changed & (again.argmax(1) != y)
         return {
             **rows,

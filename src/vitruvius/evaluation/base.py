@@ -5,6 +5,7 @@ B images in a batch, K classes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from collections import Counter
@@ -30,25 +31,12 @@ Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, height, width) in [0, 1],
 Columns = dict[str, Tensor]  # of a ledger, every column (n,), `id` among them
 ALONE = Process(device=torch.device("cpu"))
 DRAWS_RIGHT = "draws_right"  # column of random models: share of the draws in which an image is classified correctly
-JUDGED = (
-    "root",
-    "val_split",
-    "class_map",
-    "val_num_samples",
-    "image_size",
-    "in_chans",
-    "interpolation",
-    "crop_pct",
-    "crop_mode",
-    "broken",
-)  # settings of data that change what is judged
-IGNORED = {  # attributes that change no answer
-    *vars(nn.Module()),
-    "fused_attn",
-    "grad_checkpointing",
-    "pretrained_cfg",
-    "default_cfg",
-}
+JUDGED = (  # settings of data that change what is judged
+    "root", "val_split", "class_map", "val_num_samples", "image_size", "in_chans", "interpolation", "crop_pct",
+    "crop_mode", "broken",
+)  # fmt: skip
+# attributes that change no answer
+IGNORED = {*vars(nn.Module()), "fused_attn", "grad_checkpointing", "pretrained_cfg", "default_cfg"}
 
 
 @runtime_checkable
@@ -222,22 +210,15 @@ def settings_fingerprint(model: nn.Module) -> str:
     for name, module in model.named_modules():
         plain = []
         for key, value in sorted(vars(module).items()):
-            if key not in IGNORED and "cache" not in key and _is_plain(value):  # a pass fills a cache, as LeViT's
-                plain.append((key, _described(value)))
+            if key not in IGNORED and "cache" not in key:  # a pass fills a cache, as LeViT's
+                with contextlib.suppress(_NotPlain):
+                    plain.append((key, _described(value)))
         digest.update(repr((name, type(module).__name__, plain)).encode())
     return digest.hexdigest()[:16]
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, [*value, *value.values()]))
-    return value is None or isinstance(value, bool | int | float | str | Tensor | np.generic) or _is_function(value)
-
-
-def _is_function(value: object) -> bool:
-    return inspect.isfunction(value) or inspect.isbuiltin(value) or inspect.isclass(value)
+class _NotPlain(Exception):
+    """An object that describes itself otherwise in every process."""
 
 
 def _described(value: Any) -> object:
@@ -248,6 +229,8 @@ def _described(value: Any) -> object:
         return [(_described(key), _described(item)) for key, item in value.items()]
     if isinstance(value, Tensor):
         return hash_tensors(value)
-    if _is_function(value):
+    if inspect.isfunction(value) or inspect.isbuiltin(value) or inspect.isclass(value):
         return f"{value.__module__}.{value.__qualname__}"
-    return value
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return value
+    raise _NotPlain

@@ -56,39 +56,39 @@ logger = logging.getLogger(__name__)
 
 
 class _Rows:
-    """Rows of one threat, as they come: a batch costs the same however many images came before it."""
+    """Rows of one threat, as they come: a batch costs about the same however many images came before it."""
 
     def __init__(self) -> None:
-        self.parts: list[Columns] = []  # each ordered by image
-        self.runs: list[Tensor] = []  # sorted ids, each run more than twice as long as the next one
+        self.parts: list[Columns] = []  # each ordered by image, and more than twice as long as the next one
         self.number = self.correct = 0
 
     def add(self, rows: Columns) -> None:
-        self.parts.append(_sorted(rows))
         self.number += len(rows["id"])
         self.correct += int(rows["correct"].sum())
-        run = self.parts[-1]["id"]
-        while self.runs and len(self.runs[-1]) <= 2 * len(run):
-            run = torch.cat([self.runs.pop(), run]).sort().values
-        self.runs.append(run)
+        part = _joined([rows])
+        while self.parts and len(self.parts[-1]["id"]) <= 2 * len(part["id"]):
+            part = _joined([self.parts.pop(), part])
+        self.parts.append(part)
 
     def holds(self, ids: Tensor) -> Tensor:
         """(n,) bool: which of these images have a row."""
         ids = ids.contiguous()
         found = torch.zeros_like(ids, dtype=torch.bool)
-        for run in filter(len, self.runs):
-            found |= run[torch.searchsorted(run, ids).clamp(max=len(run) - 1)] == ids
+        for held in (part["id"] for part in self.parts if len(part["id"])):
+            found |= held[torch.searchsorted(held, ids).clamp(max=len(held) - 1)] == ids
         return found
 
     def columns(self) -> Columns:
-        """All rows together, ordered by image, with the columns that all of them have."""
+        """All rows together, ordered by image."""
         if len(self.parts) > 1:
-            names = [name for name in self.parts[0] if all(name in part for part in self.parts)]
-            self.parts = [_sorted({name: torch.cat([part[name] for part in self.parts]) for name in names})]
+            self.parts = [_joined(self.parts)]
         return self.parts[0]
 
 
-def _sorted(rows: Columns) -> Columns:
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """The rows of several parts, ordered by image, with the columns that all of them have."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    rows = {name: torch.cat([part[name] for part in parts]) for name in names}
     order = rows["id"].argsort()
     return {name: column[order] for name, column in rows.items()}
 
@@ -117,20 +117,9 @@ class Ledger:
         """
         if self.folder is None:
             return list(entries)
-        self._lock = Lock(self.folder)
+        folder, subject = self.folder, redact(dict(subject))
+        self._lock = Lock(folder)
         self._lock.take()
-        try:
-            return self._claim(self.folder, redact(dict(subject)), entries)
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Let other processes write to the folder again."""
-        if self._lock is not None:
-            self._lock.release()
-
-    def _claim(self, folder: Path, subject: Mapping[str, Any], entries: Sequence[Entry]) -> list[Entry]:
         file = folder / "ledger.json"
         before: list[Entry] = []
         known: dict[str, Any] = {"subject": subject, "version": __version__}
@@ -152,6 +141,11 @@ class Ledger:
         known["threats"] = [dataclasses.asdict(entry) for entry in every.values()]
         atomic_write_text(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
         return list(every.values())
+
+    def release(self) -> None:
+        """Let other processes write to the folder again."""
+        if self._lock is not None:
+            self._lock.release()
 
     def read(self) -> None:
         """Take in the rows that earlier evaluations have left here."""

@@ -223,49 +223,48 @@ def look(
         return _Look(model, x, y.clone(), eps, norm, batch_size or max(len(x), 1)).findings()
 
 
+@dataclass
 class _Look:
     """One model on a few images."""
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, eps: float | None, norm: Norm, batch_size: int) -> None:
-        self.model = model
-        self.x = x
-        self.y = y
-        self.eps = eps
-        self.norm = norm
-        self.batch_size = batch_size
-        self.precision = 0.0  # of what the model returns
-        self.logits_with_grad: Tensor | None = None  # (n, K) of the images that are right
-        self.logits = self._answer(x)  # (B, K)
-        check_logits(self.logits, len(x))
-        check_labels(y, self.logits.shape[1])
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    eps: float | None
+    norm: Norm
+    batch_size: int
+    precision: float = 0.0  # of what the model returns
+    logits_with_grad: Tensor | None = None  # (n, K) of the images that are right
+
+    def __post_init__(self) -> None:
+        self.logits = self._answer(self.x)  # (B, K)
+        check_logits(self.logits, len(self.x))
+        check_labels(self.y, self.logits.shape[1])
         self.spread = self._spread()
-        self.rows = (self.logits.argmax(1) == y).nonzero().squeeze(1)  # what is wrong already needs no gradient
+        self.rows = (self.logits.argmax(1) == self.y).nonzero().squeeze(1)  # what is wrong already needs no gradient
         self.grad = self._margin_gradient()
-        self.can_step = self.spread == 0 and eps is not None and math.isfinite(eps) and len(self.rows) > 0
+        eps = math.inf if self.eps is None else self.eps
+        self.can_step = self.spread == 0 and math.isfinite(eps) and len(self.rows) > 0
 
     def findings(self) -> list[Finding]:
         """Open findings, in the order in which they matter."""
+        probabilities = (self.logits >= 0).all() & ((self.logits.sum(1) - 1).abs() <= 1e-2).all()
+        flat = self._flat()
+        zero = self.grad.flatten(1).abs().amax(1) == 0
+        top = self.logits.topk(2, dim=1).values
+        one_hot = (self.logits.float().softmax(1) > 0).sum(1) == 1
         numbers = {
             RANDOMNESS: {"largest difference of logits": self.spread} if self.spread > 0 else None,
-            "probabilities": self._probabilities(),
+            "probabilities": {"smallest output": float(self.logits.min())} if probabilities else None,
             "gradient in the forward pass": {} if calls_autograd(self.model, self.x[:2]) else None,
-            "vanishing gradients": self._vanishing(),
+            "vanishing gradients": _shares(flat, {"exactly zero": _share(zero)}),
             "shattered gradients": self._shattered(),
             "jumps": self._jumps(),
             "other answers with gradients": self._otherwise_with_gradients(),
-            "ties": self._ties(),
-            "saturation": self._saturation(),
+            "ties": _shares(top[:, 0] == top[:, 1]),
+            "saturation": _shares(one_hot),
         }
         return [_open(name, number) for name, number in numbers.items() if number is not None]
-
-    def _probabilities(self) -> Numbers | None:
-        shares = (self.logits >= 0).all() & ((self.logits.sum(1) - 1).abs() <= 1e-2).all()
-        return {"smallest output": float(self.logits.min())} if shares else None
-
-    def _vanishing(self) -> Numbers | None:
-        flat = self._flat()
-        zero = self.grad.flatten(1).abs().amax(1) == 0
-        return {"share of images": _share(flat), "exactly zero": _share(zero)} if _many(flat) else None
 
     def _shattered(self) -> Numbers | None:
         """Does a step along the gradient raise the margin by what the gradient says, or else fool the model?"""
@@ -291,15 +290,6 @@ class _Look:
         logits = self._answer(self.x[self.rows])  # in the same batches: images beside it may matter too
         others = differ(self.logits_with_grad, logits, rounding)
         return {"share of images": _share(others)} if others.any() else None
-
-    def _ties(self) -> Numbers | None:
-        top = self.logits.topk(2, dim=1).values
-        tied = top[:, 0] == top[:, 1]
-        return {"share of images": _share(tied)} if _many(tied) else None
-
-    def _saturation(self) -> Numbers | None:
-        one_hot = (self.logits.float().softmax(1) > 0).sum(1) == 1
-        return {"share of images": _share(one_hot)} if _many(one_hot) else None
 
     def _misled(self, part: float) -> Tensor:
         """Images that withstand a step of this part of the ball's radius, and hardly notice it."""
@@ -417,8 +407,9 @@ def _advise(finding: Finding) -> Finding:
     return replace(finding, sentence=f"{finding.sentence}{advice}")
 
 
-def _many(rows: Tensor) -> bool:
-    return int(rows.sum()) > SLACK * len(rows)
+def _shares(rows: Tensor, others: Numbers | None = None) -> Numbers | None:
+    """The share of images, and other numbers beside it, if it is more than chance; None otherwise."""
+    return {"share of images": _share(rows), **(others or {})} if int(rows.sum()) > SLACK * len(rows) else None
 
 
 def _share(rows: Tensor) -> float:

@@ -195,26 +195,29 @@ class Check(NamedTuple):
     attacks: int = 1  # that it runs, one after the other
 
 
+@dataclass
 class _Examination:
     """One model on one set of images."""
 
-    def __init__(self, plan: Sanity, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, progress: Progress) -> None:
-        self.plan = plan
-        self.model = model
-        self.attacked = ZeroGradient(model)  # so that a model without any gradient is a finding and not an error
-        self.x = x
-        self.y = y
-        self.ids = ids.to(y.device)
-        self.batch_size = plan.batch_size or len(y)
-        self.batches = self._split(torch.arange(len(y), device=y.device))
-        self.progress = progress  # of all checks
+    plan: Sanity
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+    progress: Progress  # of all checks
+
+    def __post_init__(self) -> None:
+        self.attacked = ZeroGradient(self.model)  # so that a model without any gradient is a finding and not an error
+        self.ids = self.ids.to(self.y.device)
+        self.batch_size = self.plan.batch_size or len(self.y)
+        self.batches = self._split(torch.arange(len(self.y), device=self.y.device))
         self.attack_progress: list[Progress] = []  # of the attacks that the check will still run
         self.attacks_run: dict[tuple[Threat, nn.Module], Tensor] = {}  # who is robust to it: some are asked for twice
         self.others: dict[str, Tensor] = {}  # which images are robust to what is no white-box attack, by check
-        self.white = torch.ones_like(y, dtype=torch.bool)  # which are robust to white-box attacks
+        self.white = torch.ones_like(self.y, dtype=torch.bool)  # which are robust to white-box attacks
         self.found: list[Finding] = []
         self.spread = self._spread()
-        self.passes = plan.eot_iterations if self.spread > 0 else 1  # averaged for a gradient
+        self.passes = self.plan.eot_iterations if self.spread > 0 else 1  # averaged for a gradient
         self.draws = DRAWS if self.spread > 0 else 1  # answers to each x'
 
     def findings(self) -> list[Finding]:

@@ -82,15 +82,9 @@ def enter(threat: Threat) -> Entry:
 
     An attack that looks for the smallest change has an infinite eps, which is none, and no number of JSON's.
     """
-    eps = getattr(threat, "eps", None)
-    if eps == math.inf:
-        eps = None
-    return Entry(
-        spec=describe(threat),
-        short=short_name(threat),
-        eps=eps,
-        severity=getattr(threat, "severity", None),
-    )
+    eps, severity = getattr(threat, "eps", None), getattr(threat, "severity", None)
+    eps = None if eps == math.inf else eps
+    return Entry(spec=describe(threat), short=short_name(threat), eps=eps, severity=severity)
 
 
 def by_spec(threats: Sequence[Threat]) -> dict[str, Threat]:
