@@ -48,20 +48,11 @@ def images(number: int = 5) -> Tensor:
     return torch.rand(number, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def test_torch_export_answers_the_same_for_any_number_of_images(tmp_path: Path) -> None:
-    model = compressed()
-    path = export(model, tmp_path / "model.pt2")
-    loaded = torch.export.load(path).module()
-    with torch.no_grad():
-        for number in (1, 5):
-            torch.testing.assert_close(loaded(images(number)), model(images(number)), atol=1e-5, rtol=1e-4)
-
-
-@NEEDS_ONNX
+@pytest.mark.parametrize(("format", "sparse"), [("torch-export", False), pytest.param("onnx", True, marks=NEEDS_ONNX)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_onnxruntime_answers_the_same_for_any_number_of_images(tmp_path: Path) -> None:
+def test_an_export_answers_the_same_for_any_number_of_images(format: Format, sparse: bool, tmp_path: Path) -> None:
     model = compressed()
-    answer = read_back("onnx", export(model, tmp_path / "model.onnx", format="onnx", sparse=True))
+    answer = read_back(format, export(model, tmp_path / "model", format=format, sparse=sparse))
     with torch.no_grad():
         for number in (1, 5):
             torch.testing.assert_close(answer(images(number)), model(images(number)), atol=1e-5, rtol=1e-4)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,11 +9,12 @@ import torch
 
 import vitruvius
 from families import FAMILIES
+from two_processes import in_two_processes
 from vitruvius._errors import DataError, RunError
-from vitruvius._files import load_tensors
-from vitruvius._processes import Process
+from vitruvius._files import load_tensors, save_tensors
+from vitruvius._processes import process_group
 from vitruvius.attention import part
-from vitruvius.compression import average_maps, save_maps
+from vitruvius.compression import average_maps
 from vitruvius.data import DataConfig, TensorSet, eval_loader, images_loader
 from vitruvius.data.loader import Loader
 
@@ -53,14 +51,6 @@ def test_rows_sum_to_one_and_stages_are_seen() -> None:
         assert (map_[:, :, 5] == 0).all()
 
 
-def test_maps_are_saved_with_what_they_are(tmp_path: object) -> None:
-    file = tmp_path / "maps.safetensors"  # type: ignore[operator]
-    save_maps(file, {"blocks.0.attn": torch.eye(3)[None]}, data="digits")
-    tensors, metadata = load_tensors(file)
-    assert torch.equal(tensors["blocks.0.attn"], torch.eye(3)[None])
-    assert metadata["data"] == '"digits"'
-
-
 def test_no_images_is_an_error() -> None:
     with pytest.raises(DataError, match="no images"):
         average_maps(small(), [])
@@ -75,10 +65,19 @@ class Stopped(Exception):
     """Somebody pulled the plug."""
 
 
-def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop(images: int, total: int | None, /, words: str = "") -> None:
+    raise Stopped
+
+
+@pytest.fixture
+def saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
+
+
+@pytest.mark.usefixtures("saved_often")
+def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path) -> None:
     model, partial = small(), tmp_path / "maps.partial"
     whole = average_maps(model, digit_loader())
-    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
     seen: list[int] = []
 
     def stop_after_two(images: int, total: int | None, /, words: str = "") -> None:
@@ -98,11 +97,8 @@ def test_an_interrupted_average_goes_on_where_it_stopped(tmp_path: Path, monkeyp
         torch.testing.assert_close(again[name], map_)
 
 
-def test_sums_of_another_model_are_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
-
-    def stop(images: int, total: int | None, /, words: str = "") -> None:
-        raise Stopped
+@pytest.mark.usefixtures("saved_often")
+def test_sums_of_another_model_are_not_taken_up(tmp_path: Path) -> None:
 
     with pytest.raises(Stopped):
         average_maps(small(), digit_loader(), partial=tmp_path / "p", progress=stop)
@@ -110,16 +106,13 @@ def test_sums_of_another_model_are_not_taken_up(tmp_path: Path, monkeypatch: pyt
         average_maps(small(seed=1), digit_loader(), partial=tmp_path / "p")
 
 
-def test_sums_of_other_images_are_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitruvius.compression.maps.SAVE_EVERY", 0.0)
+@pytest.mark.usefixtures("saved_often")
+def test_sums_of_other_images_are_not_taken_up(tmp_path: Path) -> None:
     images = torch.rand(12, 3, 8, 8)
 
     def loader() -> Loader:
         shown = TensorSet(name="shown", images=images, labels=torch.arange(12) % 10, num_classes=10)
         return images_loader(shown, DataConfig(batch_size=4), input_size=(3, 8, 8))
-
-    def stop(images: int, total: int | None, /, words: str = "") -> None:
-        raise Stopped
 
     with pytest.raises(Stopped):
         average_maps(small(), loader(), partial=tmp_path / "p", progress=stop)
@@ -128,35 +121,17 @@ def test_sums_of_other_images_are_not_taken_up(tmp_path: Path, monkeypatch: pyte
         average_maps(small(), loader(), partial=tmp_path / "p")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Twin(Process):
-    """One of two processes that meet in memory: threads instead of torchrun."""
-
-    meeting: threading.Barrier
-    table: dict[int, list[object]]
-
-    def gather(self, value: object) -> list[object]:
-        self.table[self.rank].append(value)
-        self.meeting.wait(30)
-        place = len(self.table[self.rank]) - 1
-        return [self.table[rank][place] for rank in (0, 1)]
-
-    def total(self, numbers: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.gather(numbers.clone())).sum(0)  # type: ignore[arg-type]
+def _average(rank: int, folder: str) -> None:
+    with process_group("cpu") as process:
+        maps = average_maps(small(), digit_loader(rank=rank, world_size=2), process=process)
+    save_tensors(Path(folder) / f"{rank}.safetensors", maps)
 
 
-def test_two_processes_average_what_one_does() -> None:
-    meeting, table = threading.Barrier(2), {0: [], 1: []}
-    models, loaders = [small(), small()], [digit_loader(rank=rank, world_size=2) for rank in (0, 1)]
-
-    def share(rank: int) -> dict[str, torch.Tensor]:
-        twin = Twin(device=torch.device("cpu"), rank=rank, world_size=2, meeting=meeting, table=table)
-        return average_maps(models[rank], loaders[rank], process=twin)
-
-    with ThreadPoolExecutor(2) as pool:
-        shares = list(pool.map(share, (0, 1)))
+def test_two_processes_average_what_one_does(tmp_path: Path) -> None:
+    in_two_processes(_average, str(tmp_path))
     alone = average_maps(small(), digit_loader())
-    for maps in shares:
+    for rank in (0, 1):
+        maps, _ = load_tensors(tmp_path / f"{rank}.safetensors")
         for name, map_ in alone.items():
             torch.testing.assert_close(maps[name], map_)
 

@@ -209,6 +209,7 @@ def test_the_published_mask_has_the_published_sparsity() -> None:
 def test_files_tell_rule_sites_sparsity_and_permutations(tmp_path: Path) -> None:
     maps = some_maps()
     save_maps(tmp_path / "maps.safetensors", maps, data="digits")
+    assert load_tensors(tmp_path / "maps.safetensors")[1]["data"] == '"digits"'
     masks = make_masks(load_maps(tmp_path / "maps.safetensors")[0], rules["information"](), sparsity=0.5)
     polarised = polarise_all(masks.keep)
     save_masks(tmp_path / "masks.safetensors", masks, polarised=polarised)

@@ -51,11 +51,8 @@ def load_maps(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Site]]:
     if is_array(path):
         maps = read_arrays(path, "attention_score")
         return maps, guess_sites(maps)
-    maps, notes = load_tensors(path)
-    if notes.get("kind", MAPS) != MAPS:
-        raise ConfigError(f"{path} holds {notes['kind']}, expected average maps as `vitruvius maps` writes them.")
-    sites = sites_from_json(notes.get("sites"), maps, path)
-    return in_order(maps, sites), sites
+    maps, _, sites = _read(path, MAPS, "average maps as `vitruvius maps` writes them")
+    return maps, sites
 
 
 def save_masks(
@@ -84,14 +81,10 @@ def load_masks(path: str | Path) -> Masks:
         keep = read_mask_arrays(path)
         sites = guess_sites(keep)
         return Masks(keep=keep, sites=sites, protected={n: tuple(range(s.num_prefix_tokens)) for n, s in sites.items()})
-    tensors, notes = load_tensors(path)
-    if notes.get("kind", MASKS) != MASKS:
-        raise ConfigError(f"{path} holds {notes['kind']}, expected masks as `vitruvius masks` writes them.")
-    keep = {name: tensor for name, tensor in tensors.items() if ":" not in name}
-    sites = sites_from_json(notes.get("sites"), keep, path)
+    keep, notes, sites = _read(path, MASKS, "masks as `vitruvius masks` writes them")
     protected = {name: tuple(tokens) for name, tokens in json.loads(notes.get("protected", "{}")).items()}
     return Masks(
-        keep=in_order(keep, sites),
+        keep=keep,
         sites=sites,
         protected=protected,
         rule=json.loads(notes.get("rule", '""')),
@@ -125,20 +118,21 @@ def sites_to_json(sites: Mapping[str, Site]) -> str:
     return json.dumps([dataclasses.asdict(site) for site in sites.values()])
 
 
-def sites_from_json(text: str | None, tensors: Mapping[str, Tensor], source: object) -> dict[str, Site]:
-    """The sites a file tells of, or guessed ones where it tells nothing."""
-    if text is None:
-        return guess_sites(tensors)
+def _read(path: str | Path, kind: str, expected: str) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Site]]:
+    """Tensors by site in the order of the model, what the file says, and the sites, guessed where it does not."""
+    tensors, notes = load_tensors(path)
+    if notes.get("kind", kind) != kind:
+        raise ConfigError(f"{path} holds {notes['kind']}, expected {expected}.")
+    tensors = {name: tensor for name, tensor in tensors.items() if ":" not in name}  # without permutations
+    sites = guess_sites(tensors) if "sites" not in notes else _sites_of(notes["sites"], path)
+    order = dict.fromkeys([*(name for name in sites if name in tensors), *tensors])
+    return {name: tensors[name] for name in order}, notes, sites
+
+
+def _sites_of(text: str, source: str | Path) -> dict[str, Site]:
     try:
         rows: list[dict[str, Any]] = json.loads(text)
         sites = [Site(**{**row, "grid": tuple(row["grid"]) if row["grid"] else None}) for row in rows]
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{source} describes its sites in a form that cannot be read ({error}).") from error
     return {site.name: site for site in sites}
-
-
-def in_order(tensors: Mapping[str, Tensor], sites: Mapping[str, Site]) -> dict[str, Tensor]:
-    """The tensors in the order of the model; a file keeps none."""
-    return {
-        name: tensors[name] for name in [*(n for n in sites if n in tensors), *(n for n in tensors if n not in sites)]
-    }

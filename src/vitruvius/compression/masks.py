@@ -79,11 +79,11 @@ def make_masks(
     maps = {name: map_ if of_site[name].uses_maps else torch.zeros_like(map_) for name, map_ in maps.items()}
     protected = {name: _protected(sites[name], protect) for name in maps}
     levels = {name: of_site[name].levels(map_.double().cpu(), sites[name]) for name, map_ in maps.items()}
+    limit = {name: of_site[name].limit for name in maps}
     if tiles is None:
-        within = {name: levels[name] < of_site[name].limit for name in maps}
+        within = {name: levels[name] < limit[name] for name in maps}
         forced = {name: _forced(levels[name], maps[name].cpu(), protected[name], sites[name]) for name in maps}
     else:
-        limit = {name: of_site[name].limit for name in maps}
         levels, forced, within = _by_tiles(levels, limit, protected, sites, tiles)
     keep = {name: forced[name] | within[name] for name in maps}
     limits: dict[str, float] = {}
@@ -359,16 +359,8 @@ def guess_site(name: str, tensor: Tensor) -> Site:
     square = queries == keys
     prefix = next((p for p in (1, 0, 2) if square and math.isqrt(keys - p) ** 2 == keys - p), 0)
     side = math.isqrt(keys - prefix)
+    grid = (side, side) if square and side * side == keys - prefix else None
     return Site(
-        name=name,
-        family="unknown",
-        attends="tokens" if square else "downsampled",
-        num_heads=heads,
-        num_queries=queries,
-        num_keys=keys,
-        key_dim=0,
-        value_dim=0,
-        dim=0,
-        num_prefix_tokens=prefix,
-        grid=(side, side) if square and side * side == keys - prefix else None,
-    )
+        name=name, family="unknown", attends="tokens" if square else "downsampled", num_heads=heads,
+        num_queries=queries, num_keys=keys, key_dim=0, value_dim=0, dim=0, num_prefix_tokens=prefix, grid=grid,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from vitruvius.attention import Kernel, attentions
 from vitruvius.compression.cost import CycleTable, cycle_table
 from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
-from vitruvius.compression.masks import Budget, Masks, make_masks
+from vitruvius.compression.masks import Masks, make_masks
 from vitruvius.compression.polarisation import describe, polarise_all
 from vitruvius.compression.rules import Rule, rules
 from vitruvius.compression.sparse import masks_in
@@ -55,30 +55,19 @@ def write_masks(
     rule: str | Sequence[str],
     out: str | Path | None = None,
     *,
-    sparsity: float | None = None,
-    budget: Budget = "global",
-    protect: Sequence[int] | None = None,
     sites: Mapping[str, Site] | None = None,
     threshold: int | None = None,
-    tiles: int | None = None,
+    **settings: Any,
 ) -> tuple[Masks, str]:
     """Masks of a file of maps, written with their permutations; and what a person wants to know about them.
 
     rule: as `read_rules` takes it. out: default: masks.safetensors beside the maps. sites: of a model, which maps must
     be of; default: those that the file names. threshold: queries that make a token global; default: a quarter of them.
-    The rest is as for `make_masks`.
+    settings: sparsity, budget, protect and tiles of `make_masks`.
     """
     _check_threshold(threshold)
     tensors, own_sites = load_maps(maps)
-    masks = make_masks(
-        tensors,
-        read_rules(rule),
-        sparsity=sparsity,
-        budget=budget,
-        protect=protect,
-        sites=own_sites if sites is None else sites,
-        tiles=tiles,
-    )
+    masks = make_masks(tensors, read_rules(rule), sites=own_sites if sites is None else sites, **settings)
     path = Path(out) if out else Path(maps).with_name("masks.safetensors")
     polarised = polarise_all(masks.keep, threshold=threshold)
     save_masks(path, masks, polarised=polarised, maps=str(maps))

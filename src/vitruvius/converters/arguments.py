@@ -46,14 +46,7 @@ READ_TOGETHER = """
     attack attack_eps attack_steps attack_lr attack_norm eps_schedule eps_schedule_period zero_eps_epochs
     trades_beta combine_dataset combine_data_dir combined_dataset_ratio
 """
-LIGHT_ONLY = {
-    "adv_training",
-    "attack_eps",
-    "normalize_model",
-    "no_normalize",
-    "combine_dataset",
-    "finetuning_patch_size",
-}
+LIGHT_ONLY = "adv_training attack_eps normalize_model no_normalize combine_dataset finetuning_patch_size"
 # about the machine, the log or the run folder
 NO_SETTINGS = """
     fast_norm log_interval recovery_interval checkpoint_hist output experiment eval_metric tta local_rank
@@ -130,7 +123,7 @@ def recipe_from_arguments(args: Args, *, lenient: bool = False) -> Recipe:
     given = {str(key).replace("-", "_"): "" if value in ("None", "none") else value for key, value in args.items()}
     if not given.get("model"):
         raise ConfigError("these options name no model; expected a key `model`, as in timm's args.yaml.")
-    is_light = not given.keys().isdisjoint(LIGHT_ONLY)
+    is_light = not given.keys().isdisjoint(LIGHT_ONLY.split())
     notes: list[str] = []
     if given.keys().isdisjoint(ONLY_IN_FULL):
         program = "the light recipe's train.py" if is_light else "timm's train.py"
@@ -213,18 +206,18 @@ def _task(args: Args, notes: list[str]) -> dict[str, Any]:
 def _adversarial(args: Args, notes: list[str]) -> dict[str, Any]:
     """The light recipe's --adv-training; radii and steps are given in 1/255 there."""
     trades = args["adv_training"] == "trades"
-    eps = float(_given(args, "attack_eps", 4))
+    eps = float(_given(args, "attack_eps"))
     steps = int(args.get("attack_steps") or 10)  # an attack makes a step, and of some length
     step_size = float(args.get("attack_lr") or 1.5 * eps / steps) / 255
     task: dict[str, Any] = {
         "use": "trades" if trades else "adversarial",
         "eps": eps / 255,
-        "norm": _given(args, "attack_norm", "linf"),
-        "attack": {"use": _given(args, "attack", "pgd"), "steps": steps, "step_size": step_size},
+        "norm": _given(args, "attack_norm"),
+        "attack": {"use": _given(args, "attack"), "steps": steps, "step_size": step_size},
     }
     if trades:
-        task["beta"] = float(_given(args, "trades_beta", 6.0))
-    if _given(args, "eps_schedule", "constant") != "constant" and args.get("eps_schedule_period"):
+        task["beta"] = float(_given(args, "trades_beta"))
+    if _given(args, "eps_schedule") != "constant" and args.get("eps_schedule_period"):
         task["coupled"] = False  # the step stays that of the final eps
         task["schedule"] = {"use": args["eps_schedule"], "epochs": args["eps_schedule_period"]}
         if args.get("zero_eps_epochs"):
@@ -233,10 +226,10 @@ def _adversarial(args: Args, notes: list[str]) -> dict[str, Any]:
     return task
 
 
-def _given(args: Args, name: str, default: Any) -> Any:
-    """An option, or the default where it is missing or says nothing; 0 says something."""
+def _given(args: Args, name: str) -> Any:
+    """An option, or the light recipe's default where it is missing or says nothing; 0 says something."""
     value = args.get(name)
-    return default if value is None or value == "" or value is False else value
+    return LIGHT[name] if value is None or value == "" or value is False else value
 
 
 def _distillation(args: Args, notes: list[str]) -> dict[str, Any]:

@@ -121,8 +121,6 @@ def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
     except (AssertionError, RuntimeError, ValueError) as error:
         explain_images(model, x, error)
         raise
-    check_logits(logits, len(y))
-    check_labels(y, logits.shape[1])
     return read_logits(logits, y)
 
 
@@ -137,10 +135,13 @@ def as_floats(logits: object) -> Tensor:
 
 
 def read_logits(logits: Tensor, y: Tensor) -> Columns:
-    """Columns of a ledger from logits (B, K); `top5`: whether the label is among the five best guesses.
+    """Columns of a ledger from logits (B, K) and labels (B,), which are checked.
 
-    Classes are ranked by logits, whose small differences a softmax rounds away, and equal ones in their order.
+    `top5`: whether the label is among the five best guesses. Classes are ranked by logits, whose small differences a
+    softmax rounds away, and equal ones in their order.
     """
+    check_logits(logits, len(y))
+    check_labels(y, logits.shape[1])
     log_p = logits.log_softmax(-1)  # (B, K)
     guesses = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]  # (B, 5), or all K where they are fewer
     prediction = guesses[:, 0]

@@ -51,24 +51,6 @@ class Score:
     stages: dict[str, float] = field(default_factory=dict)  # of an ensemble: accuracy after each of its attacks
     doubts: list[str] = field(default_factory=list)  # names of open findings; the report's remarks say what they mean
 
-    def lines(self, width: int, label: str | None = None) -> list[str]:
-        """Lines of a table whose first column has this width; those of an ensemble's stages follow.
-
-        Accuracy, interval, images; top-5 accuracy and mean loss where they are known. `label`: what the first column
-        says; default the description.
-        """
-        interval = f"{100 * self.low:6.2f} – {100 * self.high:6.2f}"
-        line = f"{label or self.spec:<{width}}  {100 * self.accuracy:6.2f} %   {interval}  {self.n:>7,}"
-        if self.top5 is not None and self.loss is not None:
-            line += f"  {100 * self.top5:6.2f} %  {self.loss:6.3f}"
-        if self.doubts:
-            line += f"  doubtful: {', '.join(self.doubts)}"
-        lines = [line]
-        for name, share in self.stages.items():
-            label = f"  after {name}"
-            lines.append(f"{label:<{width}}  {100 * share:6.2f} %")
-        return lines
-
 
 class Saved:
     """A dataclass of figures with the ledger they come from; saved as JSON without it."""
@@ -119,7 +101,12 @@ class Report(Saved, Shown):
         width = max(len("threat"), *map(len, labels))
         lines = [f"{'threat':<{width}}  accuracy   95 % interval       n     top-5    loss", "-" * (width + 58)]
         for row, label in zip(rows, labels, strict=True):
-            lines += row.lines(width, label)
+            interval = f"{100 * row.low:6.2f} – {100 * row.high:6.2f}"
+            line = f"{label:<{width}}  {100 * row.accuracy:6.2f} %   {interval}  {row.n:>7,}"
+            if row.top5 is not None and row.loss is not None:
+                line += f"  {100 * row.top5:6.2f} %  {row.loss:6.3f}"
+            lines.append(f"{line}  doubtful: {', '.join(row.doubts)}" if row.doubts else line)
+            lines += [f"{f'  after {name}':<{width}}  {100 * share:6.2f} %" for name, share in row.stages.items()]
         if self.accuracies:
             lines += ["", *format_grid("corruption", self.labelled())]
         lines += [f"note: {remark}" for remark in self.remarks]
@@ -139,11 +126,8 @@ class Report(Saved, Shown):
             {"corruption": name, **{str(s): f"{a:.1%}" for s, a in row.items()}}
             for name, row in self.labelled().items()
         ]
-        return {
-            "": shown,
-            **({"accuracy by severity": grid} if grid else {}),
-            **{f"note: {r}": [] for r in self.remarks},
-        }
+        notes: dict[str, Records] = {f"note: {remark}": [] for remark in self.remarks}
+        return {"": shown, **({"accuracy by severity": grid} if grid else {}), **notes}
 
     def _records(self) -> Records:
         return [{**asdict(score), "doubts": ", ".join(score.doubts)} for score in [*self.threats, self.worst_case]]

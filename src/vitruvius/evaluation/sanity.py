@@ -62,6 +62,7 @@ from vitruvius.surgery.vit import link_blocks
 GRADIENT = 3  # passes that a gradient takes
 SAMPLE = 8  # images of an unsuspicious model that long black-box searches are tried on
 MOST = 64  # of a suspicious one
+LONG = ("longer black box", "decision based")  # these searches
 T = TypeVar("T")
 
 
@@ -323,7 +324,7 @@ class _Examination:
 
     def _search_long(self, name: str, attack: Attack) -> None:
         """A search without gradients on images that nothing has broken: a few, more where a check is suspicious."""
-        suspicious = any(not finding.passed for finding in self.found if finding.name not in self._long_searches())
+        suspicious = any(not finding.passed for finding in self.found if finding.name not in LONG)
         limit = MOST if suspicious else SAMPLE
         tried = self._left().nonzero().squeeze(1)[:limit]
         robust = torch.ones_like(self.white)
@@ -386,9 +387,9 @@ class _Examination:
         plan = self.plan
         together = max(self.batch_size // max(MOST, 1), 1)  # queries of an image at once
         if plan.long_queries:
-            searches["longer black box"] = self._square(plan.long_queries, plan.seed + 1)
+            searches[LONG[0]] = self._square(plan.long_queries, plan.seed + 1)
         if plan.hops and plan.norm.name in HopSkipJump.norms:
-            searches["decision based"] = HopSkipJump(
+            searches[LONG[1]] = HopSkipJump(
                 eps=plan.eps, norm=plan.norm, steps=plan.hops, first_queries=40, group=together, seed=plan.seed
             )
         return searches

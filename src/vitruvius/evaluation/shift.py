@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitruvius._checks import check_labels, check_logits, device_of
+from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._processes import Process
 from vitruvius._progress import Progress, no_progress
@@ -25,14 +25,7 @@ from vitruvius.data.identity import identify
 from vitruvius.data.loader import Loader
 from vitruvius.data.loading import held_out
 from vitruvius.data.preprocessing import resolve
-from vitruvius.evaluation.base import (
-    Columns,
-    check_judged,
-    data_settings,
-    logits_of,
-    read_logits,
-    subject_of,
-)
+from vitruvius.evaluation.base import Columns, check_judged, data_settings, logits_of, read_logits, subject_of
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.evaluation.metrics.corruption import Baseline, alexnet
 from vitruvius.evaluation.metrics.temperature import collect_logits, fit_temperature
@@ -177,8 +170,6 @@ def respond(who: _Examiner, x: Tensor, y: Tensor) -> Columns:
         _check_classes(logits.shape[1], who.shift)
     if who.shift.columns is not None:
         logits = logits[:, list(who.shift.columns)]
-    check_logits(logits, len(y))
-    check_labels(y, logits.shape[1])
     rows = read_logits(logits, y)
     if who.temperature is not None:
         rows["tempered"] = (logits / who.temperature).softmax(-1).amax(-1)
@@ -232,33 +223,27 @@ def read_baseline(run: str | None, name: str) -> Baseline | None:
         return None
     if run.lower() in PUBLISHED and not Path(run).exists():
         return PUBLISHED[run.lower()]()
-    run = local_run(run)
-    file = Path(run) / "evaluation" / "shifts" / name / "report.json"
-    if not file.exists():
-        file = Path(run) / "shifts" / name / "report.json"
-    if not file.exists():
-        raise DataError(
-            f"{run} has not been evaluated under {name}; do that first, then compare with it, or with a published "
-            f"table: {', '.join(PUBLISHED)}."
-        )
-    return load_shift_report(file).as_baseline(Path(run).name)
+    folder = Path(local_run(run))
+    for place in (folder / "evaluation", folder):
+        if (file := place / "shifts" / name / "report.json").exists():
+            return load_shift_report(file).as_baseline(folder.name)
+    raise DataError(
+        f"{folder} has not been evaluated under {name}; do that first, then compare with it, or with a published "
+        f"table: {', '.join(PUBLISHED)}."
+    )
 
 
 def temperature_of(target: Target, split: str, *, progress: Progress = no_progress) -> float:
     """Fitted on a `split` of the data of `target`, or on the images that a run has held out of its training."""
     data = target.config.data
-    only = None
-    if split == HELD_OUT:
-        only = _held_out(target)
-        split = data.train_split
-    loader = eval_loader(
-        data, input_size=target.model.data_config, split=split, only=only, device=device_of(target.model)
-    )  # all images on every process: each fits the same number
+    only, split = (_held_out(target), data.train_split) if split == HELD_OUT else (None, split)
+    size, device = target.model.data_config, device_of(target.model)
+    loader = eval_loader(data, input_size=size, split=split, only=only, device=device)  # every process: the same fit
     return fit_temperature(*collect_logits(target.model, loader, progress=progress))
 
 
 def _held_out(target: Target) -> Tensor:
-    fraction = (target.recipe.get("train") or {}).get("holdout") or 0.0
+    fraction = (target.recipe.get("train") or {}).get("holdout")
     if not fraction:
         raise ConfigError(
             f"{target.folder} has held out no images of its training set; name a split that neither trained nor tests "
