@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 DASH = "–"  # stands where there is no number
@@ -31,6 +32,13 @@ def format_duration(seconds: float | None) -> str:
 def format_rate(rate: float) -> str:
     """0.0234 → `0.023`, 2.13 → `2.1`, 1234.5 → `1,234`."""
     return f"{rate:.2g}" if rate < 10 else f"{rate:,.0f}"
+
+
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: heads, a rule, rows; the first column begins at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (heads, *rows)]
+    return [lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])]
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

@@ -79,7 +79,7 @@ def test_every_verb_that_takes_a_model_takes_a_new_kind(
 def test_the_number_of_images_is_one_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(small_run(tmp_path / "run", "train.epochs=1"))
     assert main(["evaluate", run, "--images", "5", "--out", str(tmp_path / "e")]) == 0
-    assert "      5" in capsys.readouterr().out
+    assert "  5  " in capsys.readouterr().out
     examples = tmp_path / "a.safetensors"
     assert main(["attack", run, "--threat", "fgsm:eps=4/255", "--images", "5", "--out", str(examples)]) == 0
     assert main(["maps", run, "--images", "5", "--out", str(tmp_path / "maps.safetensors")]) == 0

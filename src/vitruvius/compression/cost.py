@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvius._errors import ConfigError
+from vitruvius._format import format_table
 from vitruvius.attention.low_rank import LowRank
 from vitruvius.attention.mask import Mask
 from vitruvius.attention.sparse_softmax import SparseSoftmax
@@ -61,17 +62,13 @@ class Cost:
     seconds: float | None = None
 
     def __str__(self) -> str:
-        width = max(len("whole model"), *(len(site.name) for site in self.sites))
-        head = f"{'site':<{width}}  parameters       MACs  attention: all       kept   bytes moved   (dense)    time"
-        lines = [head, "-" * len(head)]
+        heads = ("site", "parameters", "MACs", "attention: all", "kept", "bytes moved", "(dense)", "time")
+        rows = []
         for s in self.sites:
-            pairs = f"{_short(s.dense_macs):>14}  {_short(s.kept_macs):>9}"
-            moved = f"{_short(s.bytes_moved):>12}  {_short(s.dense_bytes_moved):>8}"
-            lines.append(
-                f"{s.name:<{width}}  {s.parameters:>10,}  {_short(s.macs):>9}  {pairs}  {moved}  {_ms(s.seconds)}"
-            )
-        whole = f"{'whole model':<{width}}  {self.parameters:>10,}  {_short(self.macs):>9}"
-        return "\n".join([*lines, f"{whole}{'':>53}  {_ms(self.seconds)}"])
+            counts = (s.macs, s.dense_macs, s.kept_macs, s.bytes_moved, s.dense_bytes_moved)
+            rows.append((s.name, f"{s.parameters:,}", *map(_short, counts), _ms(s.seconds)))
+        whole = ("whole model", f"{self.parameters:,}", _short(self.macs), "", "", "", "", _ms(self.seconds))
+        return "\n".join(format_table(heads, [*rows, whole]))
 
 
 @torch.no_grad()
@@ -326,11 +323,11 @@ class CycleTable:
         return {name: {s: getattr(c, key) for s, c in self.rows.items()} for name, key in kinds.items()}
 
     def __str__(self) -> str:
-        lines = [f"{'removed':>9}  {'load':>9}  {'decode':>9}  {'compute':>9}  {'total':>9}  faster", "-" * 60]
+        rows = []
         for sparsity, c in self.rows.items():
-            numbers = "  ".join(f"{number:>9,}" for number in (c.load, c.decode, c.compute, c.total))
-            lines.append(f"{100 * sparsity:>7.2f} %  {numbers}  {self.speed_up(sparsity):5.2f}×")
-        return "\n".join(lines)
+            numbers = [f"{number:,}" for number in (c.load, c.decode, c.compute, c.total)]
+            rows.append([f"{100 * sparsity:.2f} %", *numbers, f"{self.speed_up(sparsity):.2f}×"])
+        return "\n".join(format_table(["removed", "load", "decode", "compute", "total", "faster"], rows))
 
 
 def cycle_table(

@@ -88,11 +88,8 @@ class _Sums:
 
     def finish_batch(self, images: int) -> None:
         self.batches, self.images = self.batches + 1, self.images + images
-        if self.file is not None and time.monotonic() - self._saved >= SAVE_EVERY:
-            self.save()
-
-    def save(self) -> None:
-        assert self.file is not None
+        if self.file is None or time.monotonic() - self._saved < SAVE_EVERY:
+            return
         counts = {f"count:{name}": torch.tensor(count) for name, count in self.counts.items()}
         done = {"batches": str(self.batches), "images": str(self.images)}
         save_tensors(self.file, {**self.totals, **counts}, {**self.subject, **done})

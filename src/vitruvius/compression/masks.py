@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, DataError, suggest
-from vitruvius._format import natural_key
+from vitruvius._format import format_table, natural_key
 from vitruvius._registry import Spec
 from vitruvius.attention.sparse_softmax import tile_order
 from vitruvius.compression.rules import Rule, rules
@@ -228,14 +228,12 @@ class Sparsity:
         return _total([share for heads in self.heads.values() for share in heads])
 
     def __str__(self) -> str:
-        width = max(len("site"), *(len(name) for name in self.heads))
-        lines = [f"{'site':<{width}}  removed   unprotected  by head", "-" * (width + 32)]
+        rows = []
         for name, heads in {**self.heads, "all": []}.items():
             share = _total(heads) if heads else self.total
             by_head = " ".join(f"{100 * head.sparsity:.1f}" for head in heads)
-            line = f"{name:<{width}}  {100 * share.sparsity:6.2f} %  {100 * share.sparsity_inside:8.2f} %  {by_head}"
-            lines.append(line.rstrip())
-        return "\n".join(lines)
+            rows.append([name, f"{100 * share.sparsity:.2f} %", f"{100 * share.sparsity_inside:.2f} %", by_head])
+        return "\n".join(format_table(["site", "removed", "unprotected", "by head"], rows))
 
 
 def count(keep: Mapping[str, Tensor], protected: Mapping[str, Sequence[int]] | None = None) -> Sparsity:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import ConfigError
+from vitruvius._format import DASH, format_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,8 @@ def _front(chosen: Tensor) -> Tensor:
 
 def describe(polarised: Mapping[str, Polarised]) -> str:
     """Global tokens and densities, one line per site."""
-    width = max(len("site"), *(len(name) for name in polarised))
-    lines = [f"{'site':<{width}}  global tokens by head    denser part  sparser part", "-" * (width + 53)]
+    rows = []
     for name, one in polarised.items():
-        tokens = " ".join(map(str, one.num_global.tolist()))
-        dense, sparse = ("–" if d.isnan().all() else f"{100 * d.double().nanmean():.1f} %" for d in one.densities)
-        lines.append(f"{name:<{width}}  {tokens:<23}  {dense:>11}  {sparse:>12}")
-    return "\n".join(lines)
+        shares = (DASH if d.isnan().all() else f"{100 * d.double().nanmean():.1f} %" for d in one.densities)
+        rows.append([name, " ".join(map(str, one.num_global.tolist())), *shares])
+    return "\n".join(format_table(["site", "global tokens by head", "denser part", "sparser part"], rows))

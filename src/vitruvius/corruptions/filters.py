@@ -7,6 +7,7 @@ precision would move 8-bit levels.   (…, H, W) images, n pixels a side; B imag
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -26,12 +27,12 @@ def reflect_101(index: Tensor, n: int) -> Tensor:
     return torch.where(index < n, index, period - index)
 
 
-def nearest(index: Tensor, n: int) -> Tensor:
-    """Whole numbers folded into 0 … n − 1 by staying at the edge: a a | a b c | c c."""
-    return index.clamp(0, n - 1)
-
-
-BORDERS = {"reflect": reflect, "reflect_101": reflect_101, "nearest": nearest}
+BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "reflect": reflect,
+    "reflect_101": reflect_101,
+    "nearest": lambda index, n: index.clamp(0, n - 1),  # staying at the edge: a a | a b c | c c
+    "wrap": torch.remainder,  # going on at the other side: b c | a b c | a b
+}
 
 
 def gaussian(x: Tensor, sigma: float, *, border: str = "nearest", truncate: float = 4.0) -> Tensor:

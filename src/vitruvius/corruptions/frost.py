@@ -26,6 +26,7 @@ from torch import Tensor
 from vitruvius._errors import DataError
 from vitruvius._random import Dice
 from vitruvius.corruptions.base import Corruption, corruptions
+from vitruvius.corruptions.filters import pad
 from vitruvius.corruptions.snow import luminance
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -178,7 +179,7 @@ def streaks(dice: Dice, aims: Tensor, aim: Tensor, length: int) -> Tensor:
     `aims` (A) are angles in radians, of which `aim` (B, 1, H, W) says each pixel's.
     """
     images, _, height, width = aim.shape
-    noise = _wrapped(dice.uniform("needles", (1, height, width)), length)  # (B, 1, H + 2 length, W + 2 length)
+    noise = pad(dice.uniform("needles", (1, height, width)), length, "wrap")  # (B, 1, H + 2 length, W + 2 length)
     every = noise.flatten()
     wide = noise.shape[-1]
     rows, columns = (torch.arange(n, device=aim.device, dtype=torch.int32) for n in (height, width))
@@ -191,14 +192,6 @@ def streaks(dice: Dice, aims: Tensor, aim: Tensor, length: int) -> Tensor:
         total += _of(every, here + there)
         total += _of(every, here - there)
     return total
-
-
-def _wrapped(x: Tensor, by: int) -> Tensor:
-    """Images that continue at their other side, `by` pixels beyond each border."""
-    for axis in (-2, -1):
-        n = x.shape[axis]
-        x = x.index_select(axis, torch.arange(-by, n + by, device=x.device).remainder(n))
-    return x
 
 
 def _standard(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvius._errors import UnknownName, suggest
 from vitruvius._files import atomic_write_text
-from vitruvius._format import DASH
+from vitruvius._format import DASH, format_table
 from vitruvius._notebook import Records, Shown
 from vitruvius.corruptions.base import DRAWN, is_drawn
 from vitruvius.evaluation.again import AGAIN, CLEAN_AGAIN
@@ -96,17 +96,14 @@ class Report(Saved, Shown):
         return rows
 
     def __str__(self) -> str:
-        rows = self._rows()
-        labels = shorten_labels([row.spec for row in rows])
-        width = max(len("threat"), *map(len, labels))
-        lines = [f"{'threat':<{width}}  accuracy   95 % interval       n     top-5    loss", "-" * (width + 58)]
-        for row, label in zip(rows, labels, strict=True):
-            interval = f"{100 * row.low:6.2f} – {100 * row.high:6.2f}"
-            line = f"{label:<{width}}  {100 * row.accuracy:6.2f} %   {interval}  {row.n:>7,}"
-            if row.top5 is not None and row.loss is not None:
-                line += f"  {100 * row.top5:6.2f} %  {row.loss:6.3f}"
-            lines.append(f"{line}  doubtful: {', '.join(row.doubts)}" if row.doubts else line)
-            lines += [f"{f'  after {name}':<{width}}  {100 * share:6.2f} %" for name, share in row.stages.items()]
+        rows, cells, doubts = self._rows(), [], []
+        for row, label in zip(rows, shorten_labels([row.spec for row in rows]), strict=True):
+            more = ["", ""] if row.top5 is None or row.loss is None else [per_cent(row.top5), f"{row.loss:.3f}"]
+            cells.append([label, per_cent(row.accuracy), format_interval(row.low, row.high), f"{row.n:,}", *more])
+            cells += [[f"  after {name}", per_cent(share), "", "", "", ""] for name, share in row.stages.items()]
+            doubts += [f"  doubtful: {', '.join(row.doubts)}" if row.doubts else "", *([""] * len(row.stages))]
+        lines = format_table(["threat", "accuracy", "95 % interval", "n", "top-5", "loss"], cells)
+        lines[2:] = [line + doubt for line, doubt in zip(lines[2:], doubts, strict=True)]
         if self.accuracies:
             lines += ["", *format_grid("corruption", self.labelled())]
         lines += [f"note: {remark}" for remark in self.remarks]
@@ -186,7 +183,8 @@ def summarise(
     worst = Score(
         name="worst case",
         spec="worst case of all",
-        **_proportion(robust),
+        correct=int(robust.sum()),
+        **proportion(robust),
         doubts=list(dict.fromkeys(finding.name for spec in attacks for finding in doubts[spec])),
     )
     unfinished = [score for score in scores if score.n != number]
@@ -218,7 +216,8 @@ def _score(name: str, entry: Entry, rows: Columns, doubts: Sequence[Finding]) ->
     return Score(
         name=name,
         spec=entry.spec,
-        **_proportion(rows["correct"]),
+        correct=int(rows["correct"].sum()),
+        **proportion(rows["correct"]),
         loss=float(rows["loss"].double().mean()),
         top5=float(rows["top5"].double().mean()),
         eps=entry.eps,
@@ -235,11 +234,11 @@ def _score(name: str, entry: Entry, rows: Columns, doubts: Sequence[Finding]) ->
     )
 
 
-def _proportion(right: Tensor) -> dict[str, Any]:
-    """The fields of a `Score` that (n,) truth values give."""
+def proportion(right: Tensor) -> dict[str, Any]:
+    """The fields of a score that (n,) truth values give: n, accuracy and its interval."""
     correct, n = int(right.sum()), len(right)
     low, high = wilson(correct, n)
-    return {"correct": correct, "n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
+    return {"n": n, "accuracy": correct / max(n, 1), "low": low, "high": high}
 
 
 def wilson(correct: int, n: int) -> tuple[float, float]:
@@ -274,10 +273,8 @@ def format_grid(title: str, grid: Grid, extra: Mapping[str, Mapping[str, float]]
     }
     if len(rows) > 1:
         rows["mean"] = [_mean(column) for column in zip(*rows.values(), strict=True)]
-    width = max(len(title), *map(len, grid))
-    heads = [*map(str, severities), "mean", *(extra or {})]
-    lines = [f"{title:<{width}}" + "".join(f"{head:>8}" for head in heads), "-" * (width + 8 * len(heads))]
-    return lines + [f"{name:<{width}}" + "".join(map(_cell, row)) for name, row in rows.items()]
+    cells = [[name, *(DASH if share is None else f"{100 * share:.2f}" for share in row)] for name, row in rows.items()]
+    return format_table([title, *map(str, severities), "mean", *(extra or {})], cells)
 
 
 def label_drawn(name: str, drawn: Container[str]) -> str:
@@ -301,5 +298,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _cell(share: float | None) -> str:
-    return f"{DASH:>8}" if share is None else f"{100 * share:>8.2f}"
+def per_cent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def format_interval(low: float, high: float) -> str:
+    return f"{100 * low:.2f} – {100 * high:.2f}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitruvius._errors import DataError
 from vitruvius._files import read_text
+from vitruvius._format import format_table
 from vitruvius.corruptions.base import DRAWN
 from vitruvius.evaluation.base import Columns
 from vitruvius.evaluation.ledger import Ledger
@@ -28,7 +29,16 @@ from vitruvius.evaluation.metrics.calibration import (
 )
 from vitruvius.evaluation.metrics.corruption import Baseline, Errors, corruption_errors, mean_error
 from vitruvius.evaluation.metrics.detection import SCORES, detect, detection_intervals
-from vitruvius.evaluation.result import Report, Saved, format_grid, label_drawn, tabulate, wilson
+from vitruvius.evaluation.result import (
+    Report,
+    Saved,
+    format_grid,
+    format_interval,
+    label_drawn,
+    per_cent,
+    proportion,
+    tabulate,
+)
 from vitruvius.evaluation.threats import Entry
 
 REPLICATIONS = 200
@@ -107,9 +117,8 @@ class ShiftReport(Saved):
             lines = format_grid(self.name, {self.label(name): row for name, row in self.accuracies.items()}, extra)
         plain = [part for part in self.parts if part.severity is None]
         if plain:
-            width = max(len(self.name), *(len(part.name) for part in plain))
-            lines += [f"{self.name:<{width}}  accuracy   95 % interval       n     ECE   AURRA", "-" * (width + 55)]
-            lines += [_line(part, width) for part in plain]
+            heads = [self.name, "accuracy", "95 % interval", "n", "ECE", "AURRA"]
+            lines += format_table(heads, [_cells(part) for part in plain])
         averaged = len(self.averaged)
         over = "" if averaged == len(self.accuracies) else f", over the {averaged} of the benchmark"
         lines += [*_corruption_lines(self.corruption, over), *_detection_lines(self.detection)]
@@ -184,22 +193,17 @@ def reduce_entries(
 
 
 def _score(entry: Entry, rows: Columns, *, outside: bool) -> PartScore:
-    n = len(rows["id"])
-    known: dict[str, Any] = {"name": entry.spec, "group": entry.short, "severity": entry.severity, "n": n}
-    known |= {"confidence": float(rows["confidence"].double().mean()), "outside": outside}
+    known: dict[str, Any] = {"name": entry.spec, "group": entry.short, "severity": entry.severity, "outside": outside}
+    known["confidence"] = float(rows["confidence"].double().mean())
     if outside:
-        return PartScore(**known)
-    correct = int(rows["correct"].sum())
-    low, high = wilson(correct, n)
+        return PartScore(**known, n=len(rows["id"]))
     columns = [rows["confidence"], rows["correct"]]
     measures = {"ece": lambda c, y: expected_error(EqualWidth()(c, y)), "aurra": aurra}
     if entry.severity is not None:
         measures = {}
     return PartScore(
         **known,
-        accuracy=correct / n,
-        low=low,
-        high=high,
+        **proportion(rows["correct"]),
         loss=float(rows["loss"].double().mean()),
         aurra=aurra(*columns),
         calibration=_calibration_of(rows),
@@ -303,13 +307,11 @@ def _few_images(parts: Sequence[PartScore]) -> list[str]:
     return [f"{few[0].name}: {few[0].n} images are too few for {bins}, so it has no {numbers}.{others}"]
 
 
-def _line(part: PartScore, width: int) -> str:
+def _cells(part: PartScore) -> list[str]:
     if part.accuracy is None or part.low is None or part.high is None or part.aurra is None:
-        return f"{part.name:<{width}}  from outside, no right answers {part.n:>9,}"
-    interval = f"{100 * part.low:6.2f} – {100 * part.high:6.2f}"
-    ece = 100 * part.calibration["ece"]
-    numbers = f"{100 * part.accuracy:6.2f} %   {interval}  {part.n:>7,}  {ece:6.2f}  {100 * part.aurra:6.2f}"
-    return f"{part.name:<{width}}  {numbers}"
+        return [part.name, "", "from outside, no right answers", f"{part.n:,}", "", ""]
+    shares = [f"{100 * share:.2f}" for share in (part.calibration["ece"], part.aurra)]
+    return [part.name, per_cent(part.accuracy), format_interval(part.low, part.high), f"{part.n:,}", *shares]
 
 
 def _corruption_lines(found: dict[str, Any], averaged: str = "") -> list[str]:
@@ -332,8 +334,6 @@ def _corruption_lines(found: dict[str, Any], averaged: str = "") -> list[str]:
 def _detection_lines(found: dict[str, dict[str, Any]]) -> list[str]:
     if not found:
         return []
-    lines = ["detection by     AUROC   AUPR out   AUPR in   FPR95", "-" * 51]
-    for score, numbers in found.items():
-        auroc, out, known, fpr = (100 * numbers[key] for key in ("auroc", "aupr_out", "aupr_in", "fpr95"))
-        lines.append(f"{score:<13} {auroc:8.2f} {out:10.2f} {known:9.2f} {fpr:7.2f}")
-    return lines
+    keys = {"auroc": "AUROC", "aupr_out": "AUPR out", "aupr_in": "AUPR in", "fpr95": "FPR95"}
+    rows = [[score, *(f"{100 * numbers[key]:.2f}" for key in keys)] for score, numbers in found.items()]
+    return format_table(["detection by", *keys.values()], rows)
