@@ -110,7 +110,14 @@ def answer_draws(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, draws:
 def logits_of(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
     """(B, K) what the model says of images `x` (B, …), so many at a time, in its own precision or float32."""
     model, x = in_one_precision(model, x)
-    return torch.cat([as_floats(model(part)) for part in x.split(batch_size)])
+    parts = [model(part) for part in x.split(batch_size)]
+    if not isinstance(parts[0], Tensor):
+        raise ConfigError(
+            f"the model returned {type(parts[0]).__name__}; expected one tensor of logits (images, classes). Wrap it "
+            "in a module that returns them alone."
+        )
+    logits = torch.cat(parts)
+    return logits if logits.dtype == torch.float64 else logits.float()  # in float64 where the model computes in it
 
 
 @torch.no_grad()
@@ -122,16 +129,6 @@ def answer(model: nn.Module, x: Tensor, y: Tensor) -> Columns:
         explain_images(model, x, error)
         raise
     return read_logits(logits, y)
-
-
-def as_floats(logits: object) -> Tensor:
-    """Logits in float32; in float64 where the model computes in it, as attacks take them."""
-    if not isinstance(logits, Tensor):
-        raise ConfigError(
-            f"the model returned {type(logits).__name__}; expected one tensor of logits (images, classes). Wrap it in "
-            "a module that returns them alone."
-        )
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def read_logits(logits: Tensor, y: Tensor) -> Columns:

@@ -337,8 +337,7 @@ def _entries(known: Mapping[str, Any], file: Path) -> list[Entry]:
     """The threats that a ledger.json names."""
     try:
         dict(known["subject"])
-        names = [field.name for field in dataclasses.fields(Entry)]
-        return [Entry(**{name: threat[name] for name in names}) for threat in known["threats"]]
+        return [Entry(**threat) for threat in known["threats"]]
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged: it does not say what was judged ({error}). {AGAIN}") from error
 

@@ -257,7 +257,7 @@ class _Look:
             RANDOMNESS: {"largest difference of logits": self.spread} if self.spread > 0 else None,
             "probabilities": {"smallest output": float(self.logits.min())} if probabilities else None,
             "gradient in the forward pass": {} if calls_autograd(self.model, self.x[:2]) else None,
-            "vanishing gradients": _shares(flat, {"exactly zero": _share(zero)}),
+            "vanishing gradients": _shares(flat, {"exactly zero": share_of(zero)}),
             "shattered gradients": self._shattered(),
             "jumps": self._jumps(),
             "other answers with gradients": self._otherwise_with_gradients(),
@@ -268,7 +268,7 @@ class _Look:
 
     def _shattered(self) -> Numbers | None:
         """Does a step along the gradient raise the margin by what the gradient says, or else fool the model?"""
-        share = max(_share(self._misled(part)) for part in STEPS) if self.can_step else 0.0
+        share = max(share_of(self._misled(part)) for part in STEPS) if self.can_step else 0.0
         return {"share of images": share} if share > MISLED else None
 
     def _jumps(self) -> Numbers | None:
@@ -276,7 +276,7 @@ class _Look:
         if not self.can_step:
             return None
         change, promised, before = self._step(0.01)
-        share = _share((change - promised).abs() > 10 * promised.abs() + JUMP * before.abs())
+        share = share_of((change - promised).abs() > 10 * promised.abs() + JUMP * before.abs())
         return {"share of images": share} if share > MISLED else None
 
     def _otherwise_with_gradients(self) -> Numbers | None:
@@ -289,7 +289,7 @@ class _Look:
             return None
         logits = self._answer(self.x[self.rows])  # in the same batches: images beside it may matter too
         others = differ(self.logits_with_grad, logits, rounding)
-        return {"share of images": _share(others)} if others.any() else None
+        return {"share of images": share_of(others)} if others.any() else None
 
     def _misled(self, part: float) -> Tensor:
         """Images that withstand a step of this part of the ball's radius, and hardly notice it."""
@@ -409,8 +409,9 @@ def _advise(finding: Finding) -> Finding:
 
 def _shares(rows: Tensor, others: Numbers | None = None) -> Numbers | None:
     """The share of images, and other numbers beside it, if it is more than chance; None otherwise."""
-    return {"share of images": _share(rows), **(others or {})} if int(rows.sum()) > SLACK * len(rows) else None
+    return {"share of images": share_of(rows), **(others or {})} if int(rows.sum()) > SLACK * len(rows) else None
 
 
-def _share(rows: Tensor) -> float:
+def share_of(rows: Tensor) -> float:
+    """How many of (n,) truth values are true; 0 where there are none."""
     return float(rows.double().mean()) if len(rows) else 0.0

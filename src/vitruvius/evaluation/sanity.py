@@ -11,11 +11,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ from vitruvius.attacks.hopskipjump import HopSkipJump
 from vitruvius.attacks.square import Square
 from vitruvius.attention.base import Core, build_surrogate
 from vitruvius.evaluation.base import Batch, check_judged, numbered
-from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, SLACK, Finding, look
+from vitruvius.evaluation.masking import DRAWS, IMAGES, RANDOMNESS, SLACK, Finding, look, share_of
 from vitruvius.evaluation.straight_through import (
     InFloat64,
     StraightThrough,
@@ -63,7 +64,7 @@ GRADIENT = 3  # passes that a gradient takes
 SAMPLE = 8  # images of an unsuspicious model that long black-box searches are tried on
 MOST = 64  # of a suspicious one
 LONG = ("longer black box", "decision based")  # these searches
-T = TypeVar("T")
+REFUSALS = (RuntimeError, TypeError, ValueError)  # of a model that cannot be run in some other way
 
 
 def examine(
@@ -284,7 +285,7 @@ class _Examination:
         self._report(RANDOMNESS, self.spread == 0, sentence, {"largest difference of logits": self.spread})
 
     def _zero_gradients(self) -> None:
-        share = _share(self._is_flat())
+        share = share_of(self._is_flat())
         passed = share <= SLACK
         sentence = "the loss has a slope at the images" if passed else "the loss is flat at some images"
         self._report("zero gradients", passed, sentence, {"share": share})
@@ -308,7 +309,7 @@ class _Examination:
         left = self._robust_to_both({"linf": 1.0, "l2": pixels**0.5, "l1": float(pixels)}[self.plan.norm.name])
         passed = int(left.sum()) <= self._tolerated()
         sentence = "with every image allowed, " + ("none is robust" if passed else "some are still robust")
-        self._report("unbounded", passed, sentence, {"accuracy": _share(left)})
+        self._report("unbounded", passed, sentence, {"accuracy": share_of(left)})
 
     def _black_box(self) -> None:
         square = self._square(self.plan.queries, self.plan.seed)
@@ -349,7 +350,7 @@ class _Examination:
         sentence = "nothing breaks more than the white-box attack"
         if not passed:
             sentence = f"{best} breaks most of what the white-box attack does not: report this accuracy"
-        numbers = {"accuracy": _share(left), "white-box accuracy": _share(self.white)}
+        numbers = {"accuracy": share_of(left), "white-box accuracy": share_of(self.white)}
         self._report("worst case", passed, sentence, numbers)
 
     def _left(self) -> Tensor:
@@ -358,7 +359,9 @@ class _Examination:
 
     def _twins_of_itself(self) -> dict[str, nn.Module]:
         """The model: its gradients passed straight through, without what has none, and in float64 where flat."""
-        modules: tuple[str, ...] = _tried(lambda: modules_without_gradient(self.model, self.x[:2]), ())
+        modules: tuple[str, ...] = ()
+        with suppress(*REFUSALS):
+            modules = modules_without_gradient(self.model, self.x[:2])
         straight = StraightThrough(self.model, modules)
         twins: dict[str, nn.Module] = {}
         if self._has_gradient(straight) and straight.replaced:
@@ -367,19 +370,17 @@ class _Examination:
             if self._has_gradient(smooth):
                 twins["smooth"] = smooth
         if bool(self._is_flat().any()):
-            double = _tried(lambda: InFloat64(copy.deepcopy(self.model)), None)
-            if double is not None and self._has_gradient(double):
-                twins["float64"] = double
+            with suppress(*REFUSALS):
+                double = InFloat64(copy.deepcopy(self.model))
+                if self._has_gradient(double):
+                    twins["float64"] = double
         return twins
 
     def _has_gradient(self, twin: nn.Module) -> bool:
         """Whether the model can be run this way on two images, and one of them then has a gradient."""
-
-        def gradient() -> Tensor:
-            with frozen(twin):
-                return loss_and_grad(twin, self.x[:2], lambda logits: MARGIN(logits, self.y[:2])).grad
-
-        return bool(_tried(gradient, torch.zeros(())).any())
+        with suppress(*REFUSALS), frozen(twin):
+            return bool(loss_and_grad(twin, self.x[:2], lambda logits: MARGIN(logits, self.y[:2])).grad.any())
+        return False
 
     def _long_searches(self) -> dict[str, Attack]:
         """By the name of the check."""
@@ -395,7 +396,7 @@ class _Examination:
         return searches
 
     def _falling(self, name: str, what: str, settings: Sequence[float], robust: Sequence[Tensor], unit: str) -> None:
-        slack, accuracies = self._tolerated() / len(self.y), [_share(rows) for rows in robust]
+        slack, accuracies = self._tolerated() / len(self.y), [share_of(rows) for rows in robust]
         passed = all(later <= earlier + slack for earlier, later in pairwise(accuracies))
         sentence = f"accuracy {'does not rise' if passed else 'rises'} {what}"
         names = [f"{unit} {format_number(setting)}" for setting in settings]
@@ -406,7 +407,7 @@ class _Examination:
         broken = int((self.white & ~robust).sum())
         passed = broken <= self._tolerated()
         sentence = f"{who} breaks {'nothing' if passed else 'images'} that the white-box attack does not"
-        numbers = {"its accuracy": _share(robust), "white-box accuracy": _share(self.white)}
+        numbers = {"its accuracy": share_of(robust), "white-box accuracy": share_of(self.white)}
         self._report(name, passed, sentence, {**numbers, "images only it breaks": float(broken)})
 
     def _tolerated(self) -> int:
@@ -464,15 +465,3 @@ class _Examination:
         first, second = (torch.cat([self.model(x) for x, _, _ in self.batches]) for _ in range(2))
         spread = float((first - second).abs().max())
         return spread if spread > 1e-4 * (1 + float(first.abs().max())) else 0.0
-
-
-def _share(rows: Tensor) -> float:
-    return float(rows.double().mean())
-
-
-def _tried(work: Callable[[], T], otherwise: T) -> T:
-    """What the work gives; something else where the model cannot be run that way, which is not an error of its own."""
-    try:
-        return work()
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return otherwise

@@ -33,17 +33,12 @@ class LocalGlobal(Rule):
         """Distance in patches, within it by attention; global tokens come before all."""
         distance = distances(site).expand(map_.shape)  # (H, N, N)
         levels = distance + (1 - map_.double().clamp(0, 1)) * 0.5
-        return torch.where(self._reach(map_, site), -1.0, levels)
-
-    def _reach(self, map_: Tensor, site: Site) -> Tensor:
-        """(H, N, N), True in the rows and columns of global tokens."""
         prefix = site.num_prefix_tokens
         attended = map_.double().mean(-2)[:, prefix:]  # (H, patches)
         chosen = attended.topk(min(self.tokens, attended.shape[-1]), -1).indices + prefix
-        reaching = torch.zeros(map_.shape[0], map_.shape[-1], dtype=torch.bool)
-        reaching.scatter_(-1, chosen, True)
+        reaching = torch.zeros(map_.shape[0], map_.shape[-1], dtype=torch.bool).scatter_(-1, chosen, True)
         reaching[:, :prefix] = True
-        return reaching[:, :, None] | reaching[:, None, :]
+        return torch.where(reaching[:, :, None] | reaching[:, None, :], -1.0, levels)
 
 
 @rules.register("window")
