@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Heads(NamedTuple):
         """softmax(q kᵀ · scale + bias), (B, H, N, M); a pair that the bias hides by −∞ gets 0."""
         logits = (self.q * self.scale) @ self.k.mT
         return (logits if self.bias is None else logits + self.bias).softmax(-1)
+
+    def add_bias(self, bias: Tensor) -> Self:
+        """The same with `bias` added to the scores; it broadcasts to (B, H, N, M)."""
+        return self._replace(bias=bias if self.bias is None else self.bias + bias)
 
     @property
     def device(self) -> torch.device:
@@ -130,6 +134,10 @@ class Site:
         """Whether the same tokens ask and answer, and their patches lie on a grid."""
         return self.attends == "tokens" and self.num_queries == self.num_keys and self.grid is not None
 
+    def is_self_attention(self) -> bool:
+        """Whether the same items ask and answer."""
+        return self.attends not in ("class", "downsampled") and self.num_queries == self.num_keys
+
     def answering(self) -> slice:
         """The tokens that the head sees: class and distillation token, or the patches where it averages them."""
         if self.num_prefix_tokens and self.num_answering:
@@ -143,20 +151,17 @@ class Site:
         sentence that goes into the error (default: none).
         """
         if self.attends not in kinds:
-            wanted = " or ".join(kinds)
-            raise UnsuitableSite(
-                f"{part!r} needs attention over {wanted}; {self.name!r} ({self.family}) attends over "
-                f"{self.attends} from {self.num_queries} to {self.num_keys}. {remedy}Choose other sites with where=…"
-            )
+            raise self.unsuitable(part, f"needs attention over {' or '.join(kinds)}", remedy)
 
     def require_self_attention(self, part: str) -> None:
-        """Refuse this site unless queries and keys are the same items.
+        """Refuse this site unless queries and keys are the same items; `part` is the name of what refuses."""
+        if not self.is_self_attention():
+            raise self.unsuitable(part, "needs self-attention")
 
-        `part` is the name of what refuses.
-        """
-        if self.attends in ("class", "downsampled") or self.num_queries != self.num_keys:
-            raise UnsuitableSite(
-                f"{part!r} needs self-attention; {self.name!r} ({self.family}) attends from "
-                f"{self.num_queries} {'query' if self.num_queries == 1 else 'queries'} to "
-                f"{self.num_keys} keys. Choose other sites with where=…"
-            )
+    def unsuitable(self, part: str, why: str, remedy: str = "") -> UnsuitableSite:
+        """The error of a `part` that this site does not suit; `remedy` is a sentence that says what else to do."""
+        return UnsuitableSite(
+            f"{part!r} {why}; {self.name!r} ({self.family}) attends over {self.attends} from {self.num_queries} to "
+            f"{self.num_keys}, with keys {self.key_dim} and values {self.value_dim} wide. {remedy}"
+            "Choose other sites with where=…"
+        )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius._errors import ConfigError
 from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.heads import Context, Heads, Site
 
@@ -62,10 +62,7 @@ class Elliptical(Stage):
         super().__init__()
         site.require_self_attention("elliptical")
         if site.key_dim != site.value_dim:
-            raise UnsuitableSite(
-                f"'elliptical' weighs directions of q by those of v, so both need one width; at {site.name!r} "
-                f"({site.family}) keys have {site.key_dim} and values {site.value_dim}. Choose other sites with where=…"
-            )
+            raise site.unsuitable("elliptical", "weighs directions of q by those of v, so both need one width")
 
     def forward(self, heads: Heads, context: Context = Context()) -> Heads:  # noqa: B008
         if context.prev_state is None:

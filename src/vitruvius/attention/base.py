@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -295,6 +296,11 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
 
 
+def generator_of(site: Site, seed: int) -> torch.Generator:
+    """The random numbers of `seed` for one site: other sites get others."""
+    return torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
+
+
 def part(spec: PartSpec, *, where: str = "", **settings: Any) -> PartMaker:
     """A registered attention with its settings bound and checked: `part("rpc", iterations=2)`.
 
@@ -367,7 +373,14 @@ def _check_chain(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
             raise SurgeryError(f"{chain} names {name!r} twice; each part once.")
         if isinstance(module, Kernel) and module is not parts[-1][1]:
             raise SurgeryError(f"{chain}: the kernel {name!r} ends a chain; put it last, one kernel only.")
-        _check_what_it_needs(name, module, site)
+        if module.needs_tokens and not site.knows_input:
+            raise site.unsuitable(name, "needs the tokens that ask, which this socket does not tell its core")
+        if isinstance(module, Stage) and module.passes_state and not site.chained:
+            raise site.unsuitable(
+                name,
+                "needs a state from the block before, as plain ViT blocks pass on "
+                "(timm.models.vision_transformer.Block)",
+            )
     for (writer, writing), (reader, reading) in itertools.combinations(parts, 2):
         lost = cast(Part, writing).writes & cast(Part, reading).discards
         if lost:
@@ -380,17 +393,4 @@ def _check_chain(parts: Sequence[tuple[str, nn.Module]], site: Site) -> None:
         raise SurgeryError(
             f"{' and '.join(map(repr, passing))} at {site.name!r}: one of them merges tokens, so the other's state "
             "would not fit the next layer. Use one of them."
-        )
-
-
-def _check_what_it_needs(name: str, module: Stage | Kernel, site: Site) -> None:
-    if module.needs_tokens and not site.knows_input:
-        raise UnsuitableSite(
-            f"{name!r} needs the tokens that ask, which the socket of {site.name!r} ({site.family}, attends over "
-            f"{site.attends}) does not tell its core. Choose other sites with where=…"
-        )
-    if isinstance(module, Stage) and module.passes_state and not site.chained:
-        raise UnsuitableSite(
-            f"{name!r} needs a state from the block before, and the block of {site.name!r} ({site.family}) passes none "
-            "on; plain ViT blocks do (timm.models.vision_transformer.Block). Choose other sites with where=…"
         )

@@ -44,7 +44,7 @@ class TopK(Stage):
             number = math.ceil(self.share * logits.shape[-1])
             last = logits.topk(number, dim=-1).values[..., -1:]
             lost = torch.zeros_like(logits).masked_fill(logits < last, -torch.inf).to(heads.q.dtype)
-        return heads._replace(bias=lost if heads.bias is None else heads.bias + lost)
+        return heads.add_bias(lost)
 
 
 @attentions.register("entmax")

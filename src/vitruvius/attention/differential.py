@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.attention.base import Kernel, at_least_float32, attention_map, attentions
+from vitruvius._errors import ConfigError
+from vitruvius.attention.base import Kernel, at_least_float32, attention_map, attentions, generator_of
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
@@ -42,15 +41,14 @@ class Differential(Kernel):
     def __init__(self, site: Site, *, depth: int | None = None, seed: int = 0) -> None:
         super().__init__()
         if site.key_dim % 2:
-            raise UnsuitableSite(
-                f"'differential' halves the width of each head; {site.name!r} ({site.family}) has keys of width "
-                f"{site.key_dim}. Choose other sites with where=…"
-            )
-        depth = depth_of(site) if depth is None else depth
+            raise site.unsuitable("differential", "halves the width of each head")
+        if depth is None:
+            number = re.search(r"\d+", site.name)
+            depth = int(number.group()) if number else 0
         if depth < 0:
             raise ConfigError(f"'differential' got depth={depth}; it is the number of a block, 0 or more.")
         self.lambda_start = 0.8 - 0.6 * math.exp(-0.3 * depth)
-        generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
+        generator = generator_of(site, seed)
         for name in VECTORS:
             drawn = 0.1 * torch.randn(site.key_dim // 2, generator=generator)
             self.register_parameter(name, nn.Parameter(drawn))
@@ -84,9 +82,3 @@ def halves(heads: Heads) -> tuple[Heads, Heads]:
     k_1, k_2 = heads.k.chunk(2, -1)
     scale = heads.scale * math.sqrt(2)
     return heads._replace(q=q_1, k=k_1, scale=scale), heads._replace(q=q_2, k=k_2, scale=scale)
-
-
-def depth_of(site: Site) -> int:
-    """The first number in the name of `site`, `blocks.3.attn` → 3; 0 where it has none."""
-    number = re.search(r"\d+", site.name)
-    return int(number.group()) if number else 0

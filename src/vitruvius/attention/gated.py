@@ -8,13 +8,12 @@ B batch, H heads, N queries, E value width, C model width
 from __future__ import annotations
 
 import math
-import zlib
 
 import torch
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
-from vitruvius.attention.base import Kernel, attention_map, attentions
+from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius.attention.base import Kernel, attention_map, attentions, generator_of
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Context, Heads, Site
 
@@ -33,15 +32,11 @@ class Gated(Kernel):
     def __init__(self, site: Site, *, start: float = 0.0, seed: int = 0) -> None:
         super().__init__()
         if site.attends in ("channels", "downsampled"):
-            raise UnsuitableSite(
-                f"'gated' gates the output of each token; {site.name!r} ({site.family}) attends over {site.attends}. "
-                "Choose other sites with where=…"
-            )
+            raise site.unsuitable("gated", "gates the output of each token")
         if not math.isfinite(start):
             raise ConfigError(f"'gated' got start={start}; it must be finite (40 is as good as no gate at all).")
-        generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
         shape = (site.num_heads * site.value_dim, site.dim)
-        self.weight = nn.Parameter(0.02 * torch.randn(shape, generator=generator))
+        self.weight = nn.Parameter(0.02 * torch.randn(shape, generator=generator_of(site, seed)))
         self.bias = nn.Parameter(torch.full(shape[:1], float(start)))
         self.site_name = site.name
 

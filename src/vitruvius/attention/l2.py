@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius._errors import ConfigError
 from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.attention.symmetric import require_keys_can_ask
 from vitruvius.heads import Heads, Site
@@ -34,10 +34,7 @@ class L2(Stage):
             require_keys_can_ask("l2", site, remedy="tied=False keeps q. ")
             self.discards = frozenset({"q"})
         elif site.family == "cait":
-            raise UnsuitableSite(
-                f"'l2' measures q against k, but at {site.name!r} (talking heads) q is scaled by the mixing of heads. "
-                "Choose other sites with where=…"
-            )
+            raise site.unsuitable("l2", "measures q against k, and talking heads scale q by the mixing of heads")
         self.tied, self.strength = tied, strength
 
     def forward(self, heads: Heads) -> Heads:
@@ -45,7 +42,4 @@ class L2(Stage):
         lengths = at_least_float32(heads.k).square().sum(-1)[..., None, :]  # (B, H, 1, M)
         least = lengths.detach().amin(-1, keepdim=True)  # all keys share it; without it half precision says more
         bias = (-scale * (lengths - least)).to(heads.k.dtype)
-        if heads.bias is not None:
-            bias = bias + heads.bias
-        query = heads.k if self.tied else heads.q
-        return heads._replace(q=query, bias=bias, scale=2 * scale)
+        return heads.add_bias(bias)._replace(q=heads.k if self.tied else heads.q, scale=2 * scale)

@@ -7,14 +7,13 @@ B batch, H heads, N queries, M keys, D key width, E value width, R random featur
 
 from __future__ import annotations
 
-import zlib
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vitruvius._errors import ConfigError, SurgeryError, UnsuitableSite
-from vitruvius.attention.base import Kernel, at_least_float32, attentions
+from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius.attention.base import Kernel, at_least_float32, attentions, generator_of
 from vitruvius.heads import Heads, Site
 
 TINY = 1e-20  # the least sum of a query's weights, which is small where scores are large
@@ -36,10 +35,7 @@ class Linear(Kernel):
     ) -> None:
         super().__init__()
         if site.biased:
-            raise UnsuitableSite(
-                f"'linear' never forms pairs of a query and a key, and {site.name!r} ({site.family}) adds a bias to "
-                "them. Choose other sites with where=…"
-            )
+            raise site.unsuitable("linear", "never forms pairs of a query and a key, and this site adds a bias to them")
         if count is not None and (count < 1 or features == "elu"):
             raise ConfigError(f"'linear' got count={count}, features={features!r}; count is for 'favor', 1 or more.")
         self.site_name, self.features = site.name, features
@@ -47,8 +43,7 @@ class Linear(Kernel):
             if count is None:
                 width = torch.tensor(float(site.key_dim))
                 count = max(1, round(float(2 * width * width.log().clamp(min=1))))
-            generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
-            self.register_buffer("directions", orthogonal_directions(count, site.key_dim, generator))
+            self.register_buffer("directions", orthogonal_directions(count, site.key_dim, generator_of(site, seed)))
 
     def forward(self, heads: Heads) -> Tensor:
         self._refuse_pairs(heads)

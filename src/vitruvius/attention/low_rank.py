@@ -6,7 +6,6 @@ q'[b, h, n, d] = Σ_g M[h, g] q[b, g, n, d] + c[h],  M = W_decode W_encode of ra
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from typing import Any, Literal, cast
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._checks import in_eval_mode
-from vitruvius._errors import ConfigError, DataError, SurgeryError, UnsuitableSite
-from vitruvius.attention.base import Stage, attentions
+from vitruvius._errors import ConfigError, DataError, SurgeryError
+from vitruvius.attention.base import Stage, attentions, generator_of
 from vitruvius.heads import Heads, HeadWeights, Site
 
 
@@ -52,14 +51,11 @@ class LowRank(Stage):
                 f"'low_rank' got rank={rank}; {site.name!r} has {site.num_heads} heads, so 1 … {site.num_heads}."
             )
         if site.family == "cait" and "k" in tensors:
-            raise UnsuitableSite(
-                f"'low_rank' mixes the heads of k, but at {site.name!r} (talking heads) all heads share one k. "
-                "Use tensors='q', or other sites with where=…"
-            )
+            raise site.unsuitable("low_rank", "mixes the heads of k, and talking heads share one", "Use tensors='q'. ")
         self.tensors, self.reconstruction, self.detach_target = tensors, reconstruction, detach_target
         self.start = start
         self.writes = frozenset(tensors)
-        generator = torch.Generator().manual_seed(seed + zlib.crc32(site.name.encode()))
+        generator = generator_of(site, seed)
         for name in tensors:
             with torch.random.fork_rng(devices=()):  # both starts overwrite what nn.Linear draws
                 bottleneck = nn.Sequential(nn.Linear(site.num_heads, rank), nn.Linear(rank, site.num_heads))

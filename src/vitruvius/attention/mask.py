@@ -47,17 +47,25 @@ class Mask(Stage):
         self.register_buffer("keep", pattern)
 
     def forward(self, heads: Heads) -> Heads:
-        if (heads.q.shape[-2], heads.k.shape[-2]) != self.keep.shape[-2:]:
-            raise SurgeryError(
-                f"'mask' at {self.site_name!r} fixes the number of tokens: it is for {self.keep.shape[-2]} queries and "
-                f"{self.keep.shape[-1]} keys and met {heads.q.shape[-2]} and {heads.k.shape[-2]}. "
-                "Resample it with vitruvius.attention.interpolate."
-            )
-        bias = heads.q.new_zeros(self.keep.shape).masked_fill(~self.keep, -torch.inf)  # (H, N, M)
-        return heads._replace(bias=bias if heads.bias is None else heads.bias + bias)
+        return hide_removed(heads, self.keep, f"'mask' at {self.site_name!r}")
 
     def extra_repr(self) -> str:
         return f"{tuple(self.keep.shape)}"
+
+
+def hide_removed(heads: Heads, keep: Tensor, what: str) -> Heads:
+    """`heads` whose bias hides what the pattern `keep` (H, N, M) removes; `what` is whose pattern it is, for errors."""
+    require_size(heads, keep, what)
+    return heads.add_bias(heads.q.new_zeros(keep.shape).masked_fill(~keep, -torch.inf))
+
+
+def require_size(heads: Heads, keep: Tensor, what: str) -> None:
+    """Refuse `heads` of another number of tokens than the pattern `keep` (H, N, M) is for."""
+    if (heads.q.shape[-2], heads.k.shape[-2]) != keep.shape[-2:]:
+        raise SurgeryError(
+            f"{what} fixes the number of tokens: it is for {keep.shape[-2]} queries and {keep.shape[-1]} keys and met "
+            f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
+        )
 
 
 def check_keep(keep: Tensor, site: Site) -> Tensor:

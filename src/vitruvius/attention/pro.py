@@ -73,26 +73,11 @@ def distances(z: Tensor, v: Tensor) -> Tensor:
     return squares.clamp(min=1e-8).sqrt()
 
 
-def _mcp(pro: Pro, far: Tensor) -> Tensor:
-    return (1 / far - 1 / pro.gamma).clamp(min=pro.epsilon)
-
-
-def _l1(pro: Pro, far: Tensor) -> Tensor:
-    return 1 / far
-
-
-def _huber(pro: Pro, far: Tensor) -> Tensor:
-    return (pro.delta / far).clamp(max=1.0)
-
-
-def _huber_mcp(pro: Pro, far: Tensor) -> Tensor:
-    slope = pro.delta / (pro.gamma - pro.delta)
-    return (slope * (pro.gamma / far - 1)).clamp(min=pro.epsilon, max=1.0)
-
-
 PENALTIES: dict[str, Callable[[Pro, Tensor], Tensor]] = {
-    "mcp": _mcp,
-    "l1": _l1,
-    "huber": _huber,
-    "huber_mcp": _huber_mcp,
+    "mcp": lambda pro, far: (1 / far - 1 / pro.gamma).clamp(min=pro.epsilon),
+    "l1": lambda _, far: 1 / far,
+    "huber": lambda pro, far: (pro.delta / far).clamp(max=1.0),
+    "huber_mcp": lambda pro, far: (pro.delta / (pro.gamma - pro.delta) * (pro.gamma / far - 1)).clamp(
+        min=pro.epsilon, max=1.0
+    ),
 }

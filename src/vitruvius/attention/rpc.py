@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvius._errors import ConfigError, UnsuitableSite
+from vitruvius._errors import ConfigError
 from vitruvius.attention.base import Kernel, at_least_float32, attentions
 from vitruvius.attention.fused import wanted
 from vitruvius.attention.fused.rpc import pursue
@@ -51,8 +51,21 @@ class RPC(Kernel):
         dual_sign: Literal[-1, 1] = -1,
     ) -> None:
         super().__init__()
-        _check_settings(iterations, sparsity)
-        _check_site(site, asymmetric)
+        if not isinstance(iterations, int) or iterations < 1:
+            raise ConfigError(f"'rpc' got iterations={iterations!r}; it needs a whole number, at least 1.")
+        if not sparsity >= 0:
+            raise ConfigError(f"'rpc' got sparsity={sparsity!r} (the papers' lambda); it must be 0 or more.")
+        if sparsity == 0:
+            warnings.warn(
+                "'rpc' with sparsity=0 calls every key corrupt: attention becomes uniform, the mean of the values.",
+                stacklevel=2,
+            )
+        if asymmetric:
+            site.require_self_attention("rpc")
+        else:
+            require_keys_can_ask("rpc", site, remedy="asymmetric=True keeps q. ")
+        if site.key_dim != site.value_dim:
+            raise site.unsuitable("rpc", "subtracts attention outputs from keys, so both need one width")
         self.iterations, self.sparsity, self.variant = iterations, float(sparsity), variant
         self.asymmetric, self.dual_sign = asymmetric, dual_sign
         self.discards = frozenset() if asymmetric else frozenset({"q"})
@@ -138,27 +151,3 @@ def threshold(keys: Tensor, sparsity: float, variant: str) -> Tensor | None:
     size = keys.abs().mean((-2, -1), keepdim=True).clamp(min=torch.finfo(keys.dtype).tiny ** 0.5)  # never 0
     tau = sparsity * keys.shape[1] / (4 * size) if variant == "released" else 4 * sparsity * size
     return tau.clamp(max=torch.finfo(tau.dtype).max).repeat(1, 1, 1, keys.shape[-1])
-
-
-def _check_settings(iterations: int, sparsity: float) -> None:
-    if not isinstance(iterations, int) or iterations < 1:
-        raise ConfigError(f"'rpc' got iterations={iterations!r}; it needs a whole number, at least 1.")
-    if not sparsity >= 0:
-        raise ConfigError(f"'rpc' got sparsity={sparsity!r} (the papers' lambda); it must be 0 or more.")
-    if sparsity == 0:
-        warnings.warn(
-            "'rpc' with sparsity=0 calls every key corrupt: attention becomes uniform, the mean of the values.",
-            stacklevel=3,
-        )
-
-
-def _check_site(site: Site, asymmetric: bool) -> None:
-    if asymmetric:
-        site.require_self_attention("rpc")
-    else:
-        require_keys_can_ask("rpc", site, remedy="asymmetric=True keeps q. ")
-    if site.key_dim != site.value_dim:
-        raise UnsuitableSite(
-            f"'rpc' subtracts attention outputs from keys, so both need one width; at {site.name!r} ({site.family}) "
-            f"keys have {site.key_dim} and values {site.value_dim}. Choose other sites with where=…"
-        )

@@ -33,7 +33,7 @@ class Scaled(Stage):
     def __init__(self, site: Site, *, form: Literal["matrix", "alpha"] = "matrix") -> None:
         super().__init__()
         self.site_name, self.form = site.name, form
-        self.is_self_attention = site.attends not in ("class", "downsampled") and site.num_queries == site.num_keys
+        self.is_self_attention = site.is_self_attention()
         shape = (site.num_heads, site.num_keys, site.num_keys) if form == "matrix" else (1,)
         self.register_parameter(form, nn.Parameter(torch.zeros(shape)))
 

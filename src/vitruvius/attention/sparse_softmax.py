@@ -8,35 +8,85 @@ B batch, H heads, N queries, M keys, E value width; S blocks of a bucket, T quer
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, cast
+import math
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvius._errors import ConfigError, SurgeryError
+from vitruvius._errors import ConfigError
 from vitruvius._files import StrPath
 from vitruvius.attention.base import Kernel, attentions
 from vitruvius.attention.fused import can_run, wanted
 from vitruvius.attention.fused.masked import attend_kept, make_pattern
-from vitruvius.attention.mask import Mask
+from vitruvius.attention.mask import Mask, hide_removed, require_size
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
 
-NAMES = ("queries", "keys", "bias")
 BLOCKS = (64, 32, 16)  # queries computed together, unless a number is asked for
 BUCKET = 4096  # pairs that take about as long as the calls for one more bucket
 KEY = 4  # pairs that take about as long as fetching a key and its value
 FETCHED = 6144  # keys fetched at a time, about; with their values 3 MB at a width of 64
 
 
-class Bucket(NamedTuple):
-    """Blocks with about as many keys each."""
+class Bucket(nn.Module):
+    """Blocks of queries with about as many keys each, and softmax attention of theirs.
 
-    queries: Tensor  # (S, T), index in H·N; the last may repeat
-    keys: Tensor  # (S, U), index in H·M
+    `queries` (S, T) are indices in H·N, of which the last may repeat, `keys` (S, U) such in H·M; `kept` (S, T, U) are
+    the pairs that count. `shape` is H, N, M. Indices are worked out before, and stay out of checkpoints.
+    """
+
     bias: Tensor  # (S, T, U), 0 where kept, -inf elsewhere
+    queries_by_head: Tensor  # (S·T), in H·N
+    keys_by_head: Tensor  # (S·U), in H·M
+
+    def __init__(self, queries: Tensor, keys: Tensor, kept: Tensor, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        H, N, M = shape
+        self.shape = (*queries.shape, keys.shape[1])  # S, T, U
+        self.whole = bool(kept.all())  # every pair is kept, as in tiles: no bias is read
+        self.register_buffer("bias", torch.zeros(kept.shape).masked_fill(~kept, -torch.inf), persistent=False)
+        for name, indices, size in (("queries", queries.flatten(), N), ("keys", keys.flatten(), M)):
+            side_by_side = indices % size * 3 * H + indices // size
+            self.register_buffer(f"{name}_by_head", indices, persistent=False)
+            self.register_buffer(f"{name}_by_token", side_by_side, persistent=False)
+
+    def forward(self, heads: Heads, given: Tensor | None) -> Tensor:
+        """The output (B, S·T, E) for q (B, H·N, D), k (B, H·M, D) and v (B, H·M, E), differentiable.
+
+        `given` is a bias of the whole map (…, H, N, M).
+        """
+        q, k, v, _, scale, dropout = heads
+        (S, T, U), bias = self.shape, self.bias.to(q.dtype)
+        if given is not None:
+            M = given.shape[-1]
+            rows, columns = self.queries_by_head.view(S, T, 1), self.keys_by_head.view(S, 1, U)
+            pairs = (rows * M + columns % M).flatten()
+            bias = bias + given.flatten(-3).index_select(-1, pairs).unflatten(-1, (S, T, U))
+        asking = q.index_select(1, self.queries_by_head).unflatten(1, (S, T))
+        asked, values = (x.index_select(1, self.keys_by_head).unflatten(1, (S, U)) for x in (k, v))
+        if given is not None or dropout or q.device.type != "cpu":
+            return attend(Heads(asking, asked, values, bias, scale, dropout)).flatten(1, 2)
+        # PyTorch's attention with a bias looks for queries without keys, which takes longer than all of a small block
+        return (((asking * scale) @ asked.mT + bias).softmax(-1) @ values).flatten(1, 2)
+
+    def attend_rows(self, rows: list[Tensor], layout: str, steps: tuple[int, int], scale: float, G: int) -> Tensor:
+        """The output (G, S·T, E) for rows of q, k and v of G images in this layout, by six calls and few copies."""
+        q, k, v = rows
+        (S, T, U), D = self.shape, q.shape[1]
+        bias, by_layout = self._get("bias").to(q.dtype), [self._get(f"{name}_{layout}") for name in ("queries", "keys")]
+        queries, keys = (_in_each_image(x, G, step) for x, step in zip(by_layout, steps, strict=True))
+        asking, asked = q.index_select(0, queries).view(G * S, T, D), k.index_select(0, keys).view(G * S, U, D)
+        if self.whole:
+            scores = torch.baddbmm(bias[:1, :1, :1], asking, asked.mT, alpha=scale, beta=0)  # (G·S, T, U)
+        else:
+            scores = torch.baddbmm(bias.repeat(G, 1, 1) if G > 1 else bias, asking, asked.mT, alpha=scale)
+        return torch.bmm(scores.softmax(-1), v.index_select(0, keys).view(G * S, U, -1)).view(G, S * T, -1)
+
+    def _get(self, name: str) -> Tensor:
+        """A buffer; a module's `__getattr__` takes as long as a small operation."""
+        return cast(Tensor, self._buffers[name])
 
 
 @attentions.register("sparse_softmax")
@@ -64,108 +114,81 @@ class SparseSoftmax(Kernel):
         super().__init__()
         if block is not None and block < 1:
             raise ConfigError(f"sparse_softmax.block = {block}, expected the number of queries computed together.")
-        self.site_name, self.block, self.grid, self.num_buckets = site.name, block, site.grid, 0
-        self.num_prefix_tokens, self.num_lists = site.num_prefix_tokens, 0
-        self.num_wide, self.num_wide_first = 0, 0
-        self.wide_is_whole = False
+        self.site_name, self.block, self.grid = site.name, block, site.grid
+        self.num_prefix_tokens = site.num_prefix_tokens
         self.register_buffer("keep", Mask(site, file=file, keep=keep).keep)
         self._plan()
 
     def forward(self, heads: Heads) -> Tensor:
-        self._require_size(heads)
+        require_size(heads, self.keep, f"'sparse_softmax' at {self.site_name!r}")
         if self.num_lists and heads.bias is None and wanted(heads, part="sparse_softmax"):
             return attend_kept(heads, [self.get_buffer(f"list_{i}") for i in range(self.num_lists)])
         if not is_plain_inference(heads):
-            return self._put_back(self._attend_all(heads))
-        done = [self._put_back(self._attend_group(group)) for group in self.rows.groups(heads)]
-        return done[0] if len(done) == 1 else torch.cat(done)
+            return self._attend(heads)
+        if len(heads.q) <= self.num_together:
+            return self._attend_rows(heads)
+        groups = zip(*(x.split(self.num_together) for x in heads[:3]), strict=True)
+        return torch.cat([self._attend_rows(heads._replace(q=q, k=k, v=v)) for q, k, v in groups])
 
     def last_softmax(self, heads: Heads) -> Heads:
         """The same with everything that the pattern removes hidden by the bias."""
-        self._require_size(heads)
-        hidden = heads.q.new_zeros(self.keep.shape).masked_fill(~self.keep, -torch.inf)  # (H, N, M)
-        return heads._replace(bias=hidden if heads.bias is None else heads.bias + hidden)
+        return hide_removed(heads, self.keep, f"'sparse_softmax' at {self.site_name!r}")
 
-    def _require_size(self, heads: Heads) -> None:
-        _, N, M = self.keep.shape
-        if (heads.q.shape[-2], heads.k.shape[-2]) != (N, M):
-            raise SurgeryError(
-                f"'sparse_softmax' at {self.site_name!r} is for {N} queries and {M} keys and met "
-                f"{heads.q.shape[-2]} and {heads.k.shape[-2]}. Resample it with vitruvius.attention.interpolate."
-            )
-
-    def _attend_all(self, heads: Heads) -> list[Tensor]:
-        """The same for the whole batch, with whatever bias and gradients, (B, S·T, E)."""
+    def _attend(self, heads: Heads) -> Tensor:
+        """The output (B, H, N, E) for the whole batch, with whatever bias and gradients."""
         H, N, M = self.keep.shape
-        q, k, v = (x.flatten(1, 2) for x in heads[:3])  # (B, H·N, D), (B, H·M, D), (B, H·M, E)
         given = None if heads.bias is None else heads.bias.expand(*heads.bias.shape[:-3], H, N, M)
-        done = [self._attend(q, k, v, given, heads, bucket) for bucket in self._buckets()]
-        if self.num_wide:
-            done.append(self._attend_densely(heads, given))
-        return done
+        q, k, v = (x.flatten(1, 2) for x in heads[:3])
+        flat = Heads(q, k, v, None, heads.scale, heads.dropout)
+        return self._joined([bucket(flat, given) for bucket in self.buckets], heads, given)
 
-    def _attend_group(self, heads: Heads) -> list[Tensor]:
-        """The buckets' outputs (G, S·T, E), then those of queries that keep most keys."""
-        done: list[Tensor] = self.rows(heads)
-        if self.num_wide:
-            done.append(self._attend_densely(heads, None))
-        return done
+    def _attend_rows(self, heads: Heads) -> Tensor:
+        """The output (G, H, N, E) for one group of images, for inference on a CPU.
 
-    def _put_back(self, done: list[Tensor]) -> Tensor:
-        """(B, H, N, E) of the parts' outputs; in memory (B, N, H, E), so that heads are joined without a copy."""
+        At 197 tokens dense attention takes a third of a millisecond, as long as fifty small calls, so calls are saved:
+        rows are read from where one projection left q, k and v of a token side by side.
+        """
+        (G, H, N, _), M = heads.q.shape, heads.k.shape[2]
+        if _lie_side_by_side(heads):
+            layout, steps = "by_token", (3 * H * N, 3 * H * M)
+            rows = [_side_by_side(x) for x in heads[:3]]
+        else:
+            layout, steps = "by_head", (H * N, H * M)
+            rows = [x.flatten(0, 2) for x in heads[:3]]
+        done = [cast(Bucket, bucket).attend_rows(rows, layout, steps, heads.scale, G) for bucket in self.buckets]
+        return self._joined(done, heads, None)
+
+    def _joined(self, done: list[Tensor], heads: Heads, given: Tensor | None) -> Tensor:
+        """(B, H, N, E) of what the buckets answer, (B, S·T, E) each, and the queries that keep most keys, densely.
+
+        In memory (B, N, H, E), so that heads are joined without a copy.
+        """
+        if self.num_wide:
+            bias: Tensor | None = None
+            if not self.wide_is_whole:
+                kept = self.keep[:, self.wide]  # (H, W, M)
+                bias = heads.q.new_zeros(kept.shape).masked_fill(~kept, -torch.inf)
+            if given is not None:
+                shown = given[..., self.wide, :]
+                bias = shown if bias is None else bias + shown
+            first = self.num_wide_first
+            asking = heads.q[:, :, :first] if first else heads.q.index_select(2, self.wide)
+            done.append(attend(heads._replace(q=asking, bias=bias)).flatten(1, 2))
         H, N, _ = self.keep.shape
         return torch.cat(done, 1).index_select(1, self.inverse).unflatten(1, (N, H)).transpose(1, 2)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: Tensor | None, heads: Heads, bucket: Bucket) -> Tensor:
-        """One bucket, (B, S·T, E)."""
-        (S, T), U = bucket.queries.shape, bucket.keys.shape[1]
-        bias = bucket.bias.to(q.dtype)
-        if given is not None:
-            M = self.keep.shape[-1]
-            pairs = bucket.queries[:, :, None] * M + bucket.keys[:, None, :] % M  # (S, T, U)
-            bias = bias + given.flatten(-3).index_select(-1, pairs.flatten()).unflatten(-1, (S, T, U))
-        rows, columns = bucket.queries.flatten(), bucket.keys.flatten()
-        block_heads = Heads(
-            q.index_select(1, rows).unflatten(1, (S, T)),
-            k.index_select(1, columns).unflatten(1, (S, U)),
-            v.index_select(1, columns).unflatten(1, (S, U)),
-            bias,
-            heads.scale,
-            heads.dropout,
-        )
-        return (attend_blocks(block_heads) if given is None else attend(block_heads)).flatten(1, 2)
-
-    def _attend_densely(self, heads: Heads, given: Tensor | None) -> Tensor:
-        """The queries that keep most keys, (B, H·W, E)."""
-        bias: Tensor | None = None
-        if not self.wide_is_whole:
-            kept = self.keep[:, self.wide]  # (H, W, M)
-            bias = heads.q.new_zeros(kept.shape).masked_fill(~kept, -torch.inf)
-        if given is not None:
-            shown = given[..., self.wide, :]
-            bias = shown if bias is None else bias + shown
-        first = self.num_wide_first
-        asking = heads.q[:, :, :first] if first else heads.q.index_select(2, self.wide)
-        return attend(heads._replace(q=asking, bias=bias)).flatten(1, 2)
-
-    def _buckets(self) -> Iterator[Bucket]:
-        for i in range(self.num_buckets):
-            yield Bucket(*(self.get_buffer(f"{name}_{i}") for name in NAMES))
-
     def _plan(self) -> None:
         """Derive the lists from the pattern; they follow the model but stay out of checkpoints."""
-        for i in range(self.num_buckets):
-            for name in NAMES:
-                delattr(self, f"{name}_{i}")
         keep, device = self.keep.cpu(), self.keep.device
         H, N, M = keep.shape
         wide = (keep.sum(-1) > M / 2).any(0)  # (N)
-        buckets = self._best_buckets(keep, wide)
-        self.num_buckets = len(buckets)
-        for i, bucket in enumerate(buckets):
-            for name, tensor in zip(NAMES, bucket, strict=True):
-                self.register_buffer(f"{name}_{i}", tensor.to(device), persistent=False)
-        self.rows = SparseRows(buckets, (H, N, M)).to(device)
+        plans = []  # blocks of the number of queries asked for, or of the one that computes least
+        for size in BLOCKS if self.block is None else (self.block,):
+            order = tile_order(N, self.grid if N == M else None, self.num_prefix_tokens, size)
+            plans.append(make_buckets(keep, order[~wide[order]], size))
+        buckets = min(plans, key=lambda plan: sum(_cost(*bucket.shape) for bucket in plan))
+        self.buckets = nn.ModuleList(buckets).to(device)
+        self.num_together = max(1, FETCHED // max((len(each.keys_by_head) for each in buckets), default=FETCHED))
         lists = make_pattern(keep) if can_run() else []
         self.num_lists = len(lists)
         for i, tensor in enumerate(lists):
@@ -174,27 +197,19 @@ class SparseSoftmax(Kernel):
         self.num_wide, self.wide_is_whole = len(chosen), bool(keep[:, chosen].all())
         self.num_wide_first = self.num_wide if torch.equal(chosen, torch.arange(self.num_wide)) else 0
         dense = (torch.arange(H)[:, None] * N + chosen).flatten()
-        by_head = torch.cat([*(bucket.queries.flatten() for bucket in buckets), dense])
+        by_head = torch.cat([*(bucket.queries_by_head for bucket in buckets), dense.to(device)])
         places = by_head % N * H + by_head // N  # in N·H
-        inverse = torch.empty(H * N, dtype=torch.long).scatter_(0, places, torch.arange(len(places)))
+        inverse = torch.empty_like(places[: H * N]).scatter_(0, places, torch.arange(len(places), device=device))
         self.register_buffer("wide", chosen.to(device), persistent=False)
-        self.register_buffer("inverse", inverse.to(device), persistent=False)
-
-    def _best_buckets(self, keep: Tensor, wide: Tensor) -> list[Bucket]:
-        """Blocks of the number of queries asked for, or of the one that computes least."""
-        sizes = BLOCKS if self.block is None else (self.block,)
-        _, N, M = keep.shape
-        grid = self.grid if N == M else None
-        orders = {size: tile_order(N, grid, self.num_prefix_tokens, size) for size in sizes}
-        plans = [make_buckets(keep, order[~wide[order]], size) for size, order in orders.items()]
-        return min(plans, key=lambda plan: sum(_cost(*bucket.bias.shape) for bucket in plan))
+        self.register_buffer("inverse", inverse, persistent=False)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._plan()
 
     def extra_repr(self) -> str:
-        pairs = sum(bucket.bias.numel() for bucket in self._buckets()) + len(self.wide) * self.keep[:, 0].numel()
+        computed = sum(math.prod(cast(Bucket, bucket).shape) for bucket in self.buckets)
+        pairs = computed + len(self.wide) * self.keep[:, 0].numel()
         return f"{tuple(self.keep.shape)}, computes {pairs / self.keep.numel():.1%} of the pairs"
 
 
@@ -205,67 +220,6 @@ def is_plain_inference(heads: Heads) -> bool:
     if torch.compiler.is_compiling():  # groups of images would be fixed in what is exported
         return False
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in heads[:3]))
-
-
-class SparseRows(nn.Module):
-    """The buckets for inference on a CPU: six calls of PyTorch a bucket, and few copies.
-
-    At 197 tokens dense attention takes a third of a millisecond, as long as fifty small calls, so calls are saved: rows
-    are read from where one projection left q, k and v of a token side by side, and indices are worked out before.
-    Images go through in groups of G, so that what is fetched stays in the processor's cache. `shape` is H, N, M.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket], shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        H, N, M = shape
-        self.num_buckets = len(buckets)
-        self.num_together = max(1, FETCHED // max((keys.numel() for _, keys, _ in buckets), default=FETCHED))
-        self.shapes = [tuple(bias.shape) for _, _, bias in buckets]  # S, T, U
-        self.whole = [not bias.any() for _, _, bias in buckets]  # every pair is kept, as in tiles: no bias is read
-        for i, (queries, keys, bias) in enumerate(buckets):
-            self.register_buffer(f"bias_{i}", bias[:1, :1, :1] if self.whole[i] else bias, persistent=False)
-            for name, indices, size in (("queries", queries.flatten(), N), ("keys", keys.flatten(), M)):
-                self.register_buffer(f"{name}_by_head_{i}", indices, persistent=False)
-                side_by_side = indices % size * 3 * H + indices // size
-                self.register_buffer(f"{name}_by_token_{i}", side_by_side, persistent=False)
-
-    def groups(self, heads: Heads) -> list[Heads]:
-        """The whole batch, as many images together as fetch what the cache takes."""
-        if len(heads.q) <= self.num_together:
-            return [heads]
-        parts = zip(*(x.split(self.num_together) for x in heads[:3]), strict=True)
-        return [heads._replace(q=q, k=k, v=v) for q, k, v in parts]
-
-    def forward(self, heads: Heads) -> list[Tensor]:
-        """The outputs (G, S·T, E) of the buckets for one group."""
-        (G, H, N, _), M = heads.q.shape, heads.k.shape[2]
-        if _lie_side_by_side(heads):
-            layout, steps = "by_token", (3 * H * N, 3 * H * M)
-            rows = [_side_by_side(x) for x in heads[:3]]
-        else:
-            layout, steps = "by_head", (H * N, H * M)
-            rows = [x.flatten(0, 2) for x in heads[:3]]
-        return [self._attend(rows, i, layout, steps, heads.scale, G) for i in range(self.num_buckets)]
-
-    def _attend(
-        self, rows: list[Tensor], bucket: int, layout: str, steps: tuple[int, int], scale: float, G: int
-    ) -> Tensor:
-        """One bucket, (G, S·T, E)."""
-        q, k, v = rows
-        bias = self._get(f"bias_{bucket}").to(q.dtype)
-        queries = _in_each_image(self._get(f"queries_{layout}_{bucket}"), G, steps[0])
-        keys = _in_each_image(self._get(f"keys_{layout}_{bucket}"), G, steps[1])
-        (S, T, U), D = self.shapes[bucket], q.shape[1]
-        asking, asked = q.index_select(0, queries).view(G * S, T, D), k.index_select(0, keys).view(G * S, U, D)
-        if self.whole[bucket]:
-            scores = torch.baddbmm(bias, asking, asked.mT, alpha=scale, beta=0)  # (G·S, T, U)
-        else:
-            scores = torch.baddbmm(bias.repeat(G, 1, 1) if G > 1 else bias, asking, asked.mT, alpha=scale)
-        return torch.bmm(scores.softmax(-1), v.index_select(0, keys).view(G * S, U, -1)).view(G, S * T, -1)
-
-    def _get(self, name: str) -> Tensor:
-        """A buffer; a module's `__getattr__` takes as long as a small operation."""
-        return cast(Tensor, self._buffers[name])
 
 
 def _lie_side_by_side(heads: Heads) -> bool:
@@ -286,22 +240,6 @@ def _in_each_image(indices: Tensor, G: int, step: int) -> Tensor:
     if G == 1:
         return indices
     return (torch.arange(0, G * step, step, device=indices.device)[:, None] + indices).view(-1)
-
-
-def attend_blocks(heads: Heads) -> Tensor:
-    """Softmax attention of blocks (B, S, T, D) with a few keys (B, S, U, D) each, (B, S, T, E).
-
-    `heads` have a bias (S, T, U) that leaves every query a key. On a CPU it is written out: PyTorch's attention with a
-    bias looks for queries without keys, which takes longer than the rest of a small block.
-    """
-    q, k, v, bias, scale, dropout = heads
-    if q.device.type != "cpu" or dropout or bias is None:
-        return attend(heads)
-    if not torch.compiler.is_compiling() and len(q) == 1:  # which would fix the number of images of an export
-        scores = torch.baddbmm(bias, q[0], k[0].transpose(-2, -1), alpha=scale)  # (S, T, U)
-        return torch.bmm(scores.softmax(-1), v[0])[None]
-    scores = torch.matmul(q * scale, k.transpose(-2, -1)) + bias
-    return torch.matmul(scores.softmax(-1), v)
 
 
 def tile_order(num_queries: int, grid: tuple[int, int] | None, prefix: int, block: int) -> Tensor:
@@ -332,19 +270,17 @@ def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
             rows = keep[head, padded]  # (T, M)
             keys = rows.any(0).nonzero().flatten()
             blocks.append((head * N + padded, head * M + keys, rows[:, keys]))
-    return [_bucket(members) for members in _gathered(blocks)]
+    buckets = []
+    for members in _gathered(blocks):  # with as many keys as the widest: the last of the others is repeated, removed
+        widest = len(members[-1][1])
+        wide = [torch.cat([keys, keys[-1:].expand(widest - len(keys))]) for _, keys, _ in members]
+        kept = [F.pad(pairs, (0, widest - pairs.shape[1])) for _, _, pairs in members]
+        rows = torch.stack([block_queries for block_queries, _, _ in members])
+        buckets.append(Bucket(rows, torch.stack(wide), torch.stack(kept), (H, N, M)))
+    return buckets
 
 
 Block = tuple[Tensor, Tensor, Tensor]  # queries (T), keys (U), kept (T, U)
-
-
-def _bucket(members: list[Block]) -> Bucket:
-    """Blocks with as many keys as the widest of them: the last key of the others is repeated, and removed."""
-    widest = max(len(keys) for _, keys, _ in members)
-    queries = torch.stack([block_queries for block_queries, _, _ in members])
-    keys = torch.stack([torch.cat([keys, keys[-1:].expand(widest - len(keys))]) for _, keys, _ in members])
-    kept = torch.stack([F.pad(kept, (0, widest - kept.shape[1])) for _, _, kept in members])
-    return Bucket(queries, keys, torch.zeros(kept.shape).masked_fill(~kept, -torch.inf))
 
 
 def _gathered(blocks: list[Block]) -> list[list[Block]]:
@@ -357,16 +293,14 @@ def _gathered(blocks: list[Block]) -> list[list[Block]]:
         T, U = blocks[end - 1][2].shape
         best[end] = min((cost + _cost(end - start, T, U), [*cuts, end]) for start, (cost, cuts) in best.items())
     _, cuts = best[len(blocks)]
-    return [part for start, end in itertools.pairwise(cuts) for part in _split(blocks[start:end])]
+    gathered = []
+    for start, end in itertools.pairwise(cuts):  # in parts of about one size that fetch no more than the cache takes
+        parts = -(-(end - start) * sizes[end - 1] // FETCHED)
+        size = -(-(end - start) // parts)
+        gathered += [blocks[first : min(first + size, end)] for first in range(start, end, size)]
+    return gathered
 
 
 def _cost(S: int, T: int, U: int) -> int:
     """Of a bucket, in pairs."""
     return S * U * (T + KEY) + BUCKET
-
-
-def _split(blocks: list[Block]) -> list[list[Block]]:
-    """Parts of about the same size that fetch no more keys each than the cache takes."""
-    fetched = len(blocks) * len(blocks[-1][1])
-    size = -(-len(blocks) // -(-fetched // FETCHED))
-    return [blocks[start : start + size] for start in range(0, len(blocks), size)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvius._errors import SurgeryError, UnsuitableSite
+from vitruvius._errors import SurgeryError
 from vitruvius.attention.base import Stage, at_least_float32, attentions
 from vitruvius.heads import Heads, HeadWeights, Site
 
@@ -43,10 +43,8 @@ def require_keys_can_ask(part: str, site: Site, remedy: str = "") -> None:
     """Refuse a `site` where a key cannot stand in for a query; `remedy` is a sentence that says what else to do."""
     site.require_self_attention(part)
     if site.family in QUERY_CARRIES:
-        raise UnsuitableSite(
-            f"{part!r} replaces q by k, but at {site.name!r} ({site.family}) q carries {QUERY_CARRIES[site.family]}, "
-            f"which would be lost and get no gradient. {remedy}Choose other sites with where=…"
-        )
+        lost = QUERY_CARRIES[site.family]
+        raise site.unsuitable(part, f"replaces q by k, and {lost} that q carries would be lost, untrained", remedy)
 
 
 @torch.no_grad()
@@ -89,12 +87,11 @@ class Standardised(Stage):
         super().__init__()
         site.require("standardised", "tokens", "windows", "class", "downsampled")
         if "temperature" in QUERY_CARRIES.get(site.family, ""):
-            raise UnsuitableSite(
-                f"'standardised' would cancel {QUERY_CARRIES[site.family]} that q carries at {site.name!r} "
-                f"({site.family}), and leave it untrained. Choose other sites with where=…"
+            raise site.unsuitable(
+                "standardised", f"would cancel {QUERY_CARRIES[site.family]} that q carries, untrained"
             )
         if site.key_dim < 2:
-            raise UnsuitableSite(f"'standardised' needs keys of width 2 or more; {site.name!r} has {site.key_dim}.")
+            raise site.unsuitable("standardised", "needs keys of width 2 or more")
 
     def forward(self, heads: Heads) -> Heads:
         return heads._replace(q=standardise(heads.q), k=standardise(heads.k))

@@ -39,7 +39,7 @@ class ToMe(Stage):
         if context.prev_state is None or not self.proportional:
             return heads
         bias = context.prev_state.log().to(heads.q.dtype)[:, None, None]  # (B, 1, 1, N)
-        return heads._replace(bias=bias if heads.bias is None else heads.bias + bias)
+        return heads.add_bias(bias)
 
     def reduce(self, tokens: Tensor, heads: Heads, context: Context) -> tuple[Tensor, Tensor]:
         """Merged tokens (B, N − r, C), and of how many each consists (B, N − r)."""
