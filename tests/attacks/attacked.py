@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+from golden_files import read_golden
 
 
-def golden(name: str) -> tuple[dict[str, Tensor], list[dict[str, Any]], dict[str, str]]:
+def golden(name: str) -> tuple[dict[str, Tensor], list[dict[str, Any]], dict[str, Any]]:
     """Tensors, cases and metadata of a golden file."""
-    path = GOLDEN / f"{name}.safetensors"
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    return load_file(path), json.loads(metadata.get("cases", "[]")), metadata
+    tensors, metadata = read_golden(name)
+    return tensors, metadata.get("cases", []), metadata
 
 
 class GoldenNet(nn.Module):
@@ -59,7 +53,7 @@ def digits_vit() -> tuple[nn.Module, Tensor, Tensor]:
     from timm.models import VisionTransformer
 
     tensors, _, metadata = golden("aa_model_vit")
-    return _filled(VisionTransformer(**json.loads(metadata["arch"])["timm_kwargs"]), tensors)
+    return _filled(VisionTransformer(**metadata["arch"]["timm_kwargs"]), tensors)
 
 
 def _filled(model: nn.Module, tensors: dict[str, Tensor]) -> tuple[nn.Module, Tensor, Tensor]:

@@ -1,18 +1,12 @@
 """Sites and heads made by hand, golden files, and an attention layer written out, for the tests of this package."""
 
-import json
-from pathlib import Path
-
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from vitruvius.attention import attentions, part
 from vitruvius.attention.base import attention_map, build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.heads import Heads, Site
-
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 KEEP = torch.rand(3, 7, 7, generator=torch.Generator().manual_seed(3)) < 0.6
 KEEP |= torch.eye(7, dtype=torch.bool)
@@ -94,13 +88,6 @@ def make_heads(batch=2, heads=3, tokens=7, width=4, *, seed=0, dtype=torch.float
     return Heads(q, k, v, bias, width**-0.5 if scale is None else scale)
 
 
-def read_golden(name):
-    """(tensors, metadata with numbers parsed) of a golden file."""
-    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
-        metadata = {key: _parsed(value) for key, value in file.metadata().items()}
-        return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118 (not a dict)
-
-
 def of_case(tensors, case):
     """The tensors of one case, without its prefix."""
     prefix = f"{case['id']}."
@@ -156,10 +143,3 @@ def assert_golden_gradients(loss, leaves, expected, *, prefix="grad", tolerance=
         size = float(gradient.abs().max())
         error = float((actual - gradient).abs().max()) / (size if size > 1e-9 * largest else largest)
         assert error <= tolerance, f"{name}: relative error {error:.1e}"
-
-
-def _parsed(value):
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        return value

@@ -7,11 +7,11 @@ from attending import (
     make_site,
     mean_maps,
     of_case,
-    read_golden,
     run_layer,
 )
 from torch import nn
 
+from golden_files import read_golden
 from vitruvius._errors import DataError, SurgeryError
 from vitruvius.attention import part
 from vitruvius.attention.base import attention_map, build_core

@@ -7,10 +7,10 @@ from attending import (
     make_site,
     mean_maps,
     of_case,
-    read_golden,
     run_layer,
 )
 
+from golden_files import read_golden
 from vitruvius._errors import CheckpointError, SurgeryError, UnsuitableSite
 from vitruvius._files import save_tensors
 from vitruvius.attention import part

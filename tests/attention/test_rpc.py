@@ -2,8 +2,9 @@ import warnings
 
 import pytest
 import torch
-from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
+from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, run_layer
 
+from golden_files import read_golden
 from vitruvius.attention.rpc import RPC
 from vitruvius.attention.softmax import attend, by_products
 from vitruvius.heads import Heads

@@ -1,7 +1,8 @@
 import pytest
 import torch
-from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, read_golden, run_layer
+from attending import assert_golden, assert_golden_gradients, make_heads, make_site, of_case, run_layer
 
+from golden_files import read_golden
 from vitruvius._errors import SurgeryError
 from vitruvius.attention import part
 from vitruvius.attention.base import attention_map, build_core

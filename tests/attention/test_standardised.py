@@ -1,7 +1,8 @@
 import pytest
 import torch
-from attending import assert_golden, make_heads, make_site, read_golden, run_layer
+from attending import assert_golden, make_heads, make_site, run_layer
 
+from golden_files import read_golden
 from vitruvius.attention.base import build_core
 from vitruvius.attention.softmax import attend
 from vitruvius.attention.symmetric import standardise

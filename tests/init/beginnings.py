@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from vitruvius.heads import HeadWeights, Site
 from vitruvius.init import Layer
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def golden(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata; numbers and lists in the metadata are JSON."""
-    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        return tensors, {key: _parsed(value) for key, value in file.metadata().items()}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -67,10 +55,3 @@ def small_vit(**kwargs: Any) -> VisionTransformer:
     """Six by six patches, width 48, three heads, two blocks."""
     sizes = {"img_size": 12, "patch_size": 2, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
     return VisionTransformer(**{**sizes, **kwargs}).eval()
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

@@ -7,16 +7,17 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from beginnings import attention_of, golden, make_layers, seeded, sincos
+from beginnings import attention_of, make_layers, seeded, sincos
 
+from golden_files import read_golden
 from vitruvius._errors import ConfigError
 from vitruvius.init import inits
 from vitruvius.init.impulse import Task, offset_of, quality
 from vitruvius.init.impulse_optimised import attention, optimise, start
 
-RUN, RUN_META = golden("impulse_opt")
-STATS, STATS_META = golden("impulse_stats")
-LAYOUT, LAYOUT_META = golden("impulse_layout")
+RUN, RUN_META = read_golden("impulse_opt")
+STATS, STATS_META = read_golden("impulse_stats")
+LAYOUT, LAYOUT_META = read_golden("impulse_layout")
 impulse_optimised = inits["impulse_optimised"]
 MODULE = sys.modules[optimise.__module__]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from beginnings import golden, make_layers, seeded
+from beginnings import make_layers, seeded
 
+from golden_files import read_golden
 from vitruvius._errors import ConfigError, UnsuitableSite
 from vitruvius.init import inits
 from vitruvius.init.mimetic import near_identity, write_queries_and_keys, write_values
 
-GOLDEN, META = golden("mimetic")
+GOLDEN, META = read_golden("mimetic")
 mimetic = inits["mimetic"]
 
 

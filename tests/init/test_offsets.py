@@ -7,12 +7,13 @@ from itertools import islice
 
 import pytest
 import torch
-from beginnings import golden, seeded
+from beginnings import seeded
 
+from golden_files import read_golden
 from vitruvius._errors import ConfigError
 from vitruvius.init.impulse import draw_offsets, impulse_map, offset_of, quality
 
-TARGETS, TARGETS_META = golden("impulse_targets")
+TARGETS, TARGETS_META = read_golden("impulse_targets")
 
 
 @pytest.mark.parametrize("case", TARGETS_META["cases"], ids=lambda case: case["id"])

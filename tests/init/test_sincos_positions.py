@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-from beginnings import golden, sincos, small_vit
+from beginnings import sincos, small_vit
 
+from golden_files import read_golden
 from vitruvius._errors import SurgeryError
 from vitruvius.surgery.positions import use_sincos_positions
 
-TABLES, META = golden("sincos_pe")
+TABLES, META = read_golden("sincos_pe")
 
 
 @pytest.mark.parametrize("case", META["cases"], ids=lambda case: case["id"])
@@ -22,9 +23,15 @@ def test_the_table_is_the_golden_one(case):
     torch.testing.assert_close(model.pos_embed[0], sincos(rows, columns, dim).float(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"reg_tokens": 3}], ids=["class token", "registers"])
-def test_prefix_tokens_get_rows_of_zeros(kwargs):
-    model = use_sincos_positions(small_vit(**kwargs))
+def distilled():
+    return timm.create_model("deit_tiny_distilled_patch16_224", img_size=12, patch_size=2, embed_dim=48, depth=1)
+
+
+@pytest.mark.parametrize(
+    "make", [small_vit, lambda: small_vit(reg_tokens=3), distilled], ids=["class", "registers", "distilled"]
+)
+def test_prefix_tokens_get_rows_of_zeros(make):
+    model = use_sincos_positions(make())
     prefix = model.num_prefix_tokens
     assert not model.pos_embed[0, :prefix].any()
     torch.testing.assert_close(model.pos_embed[0, prefix:], sincos(6, 6, 48).float(), rtol=0, atol=1e-6)
@@ -68,13 +75,6 @@ def test_after_another_resolution_it_is_made_anew():
 def test_another_temperature_is_another_table():
     a, b = (use_sincos_positions(small_vit(), temperature=t).pos_embed for t in (10_000.0, 100.0))
     assert not torch.equal(a, b)
-
-
-def test_distilled_models_with_two_prefix_tokens_work():
-    model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1)
-    use_sincos_positions(model)
-    assert not model.pos_embed[0, :2].any()
-    torch.testing.assert_close(model.pos_embed[0, 2:], sincos(2, 2, 192).float(), rtol=0, atol=1e-6)
 
 
 def test_models_it_cannot_serve_are_refused():

@@ -28,6 +28,14 @@ PUBLISHED = {  # millions of parameters, classes, image size, crop
     "wide_resnet34_10": (46.16, 10, 32, 1.0),
     "wide_resnet70_16": (266.80, 10, 32, 1.0),
     "preact_resnet_18": (11.68, 1000, 32, 1.0),
+    "resnet50_gelu_adv": (25.56, 1000, 224, 0.875),
+    "xcit_small_12_p4_32": (25.87, 10, 32, 1.0),
+    "xcit_small_12_p8_32": (25.87, 10, 32, 1.0),
+    "xcit_medium_12_p4_32": (45.89, 10, 32, 1.0),
+    "xcit_large_12_p4_32": (103.03, 10, 32, 1.0),
+    "symvit_tiny_patch16_224": (5.27, 1000, 224, 0.9),
+    "symvit_small_patch16_224": (20.28, 1000, 224, 0.9),
+    "symvit_base_patch16_224": (79.48, 1000, 224, 0.9),
 }
 
 

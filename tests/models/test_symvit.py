@@ -12,13 +12,6 @@ from vitruvius.surgery.base import inner
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32}
 
 
-@pytest.mark.parametrize(("size", "millions"), [("tiny", 5.27), ("small", 20.28), ("base", 79.48)])
-def test_it_has_the_parameters_of_the_released_model(size: str, millions: float) -> None:
-    with torch.device("meta"):
-        model = create_model(f"vitruvius/symvit_{size}_patch16_224")
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == millions
-
-
 def test_its_plain_attention_is_symmetric_attention() -> None:
     plain = create_model("vitruvius/symvit_tiny_patch16_224", **SMALL)
     symmetric = create_model("vitruvius/symvit_tiny_patch16_224", attention=["symmetric"], **SMALL)

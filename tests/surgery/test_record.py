@@ -73,14 +73,6 @@ def test_where_limits_what_is_touched(tiny_vit: Vit) -> None:
     assert list(seen) == ["blocks.0.attn"]
 
 
-def test_the_last_run_wins(tiny_vit: Vit) -> None:
-    model, x = tiny_vit
-    with record(model) as seen:
-        model(x)
-        model(x[:1])
-    assert seen["blocks.0.attn"].q.shape[0] == 1
-
-
 def test_streaming_keeps_nothing(tiny_vit: Vit) -> None:
     model, x = tiny_vit
     stream: list[tuple[str, Heads]] = []
@@ -99,7 +91,7 @@ def test_gradients_flow_into_attached_heads(tiny_vit: Vit) -> None:
     assert gradient.any()
 
 
-def test_recordings_nest(tiny_vit: Vit) -> None:
+def test_recordings_nest_and_keep_the_last_run(tiny_vit: Vit) -> None:
     model, x = tiny_vit
     with record(model) as outer:
         with record(model, where="blocks.0.attn") as inside:

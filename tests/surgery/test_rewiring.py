@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import timm
 import torch
 from operating import Scaled, Wrapper, Zeros
@@ -14,15 +16,14 @@ from vitruvius.surgery.base import Socket, sockets
 Vit = tuple[nn.Module, Tensor]
 
 
-def test_rewire_returns_the_same_model(tiny_vit: Vit) -> None:
+def test_rewire_and_restore_return_the_same_model_whose_print_tells_the_truth(tiny_vit: Vit) -> None:
     model, _ = tiny_vit
-    assert rewire(model, "softmax") is model
+    assert rewire(model) is model
+    attention: Any = model.blocks[0].attn  # type: ignore[index,union-attr]
+    assert attention.core.describe() == "softmax"  # which no parts mean
+    assert "ViTSocket" in repr(model)
+    assert isinstance(attention, timm.layers.Attention)
     assert restore(model) is model
-
-
-def test_no_parts_mean_softmax(tiny_vit: Vit) -> None:
-    model, _ = tiny_vit
-    assert rewire(model).blocks[0].attn.core.describe() == "softmax"  # type: ignore[index,union-attr]
 
 
 def test_where_picks_sites(tiny_vit: Vit) -> None:
@@ -69,12 +70,6 @@ def test_new_parameters_live_under_the_name_of_their_part(tiny_vit: Vit) -> None
     assert set(model.state_dict()) - keys == {f"blocks.{i}.attn.core.scaled.factor" for i in (0, 1)}
     model(x).sum().backward()
     assert all(b.attn.core.scaled.factor.grad.any() for b in model.blocks)  # type: ignore[union-attr]
-
-
-def test_print_tells_the_truth(tiny_vit: Vit) -> None:
-    model, _ = tiny_vit
-    assert "ViTSocket" in repr(rewire(model, "softmax"))
-    assert isinstance(model.blocks[0].attn, timm.layers.Attention)  # type: ignore[index,union-attr]
 
 
 def test_subclasses_of_upstream_attention_are_left_alone(tiny_vit: Vit) -> None:

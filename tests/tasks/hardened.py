@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from golden_files import read_golden
 from vitruvius.attacks.norms import L2Norm
 from vitruvius.attacks.pgd import PGD
 from vitruvius.models import PixelModel, create_model
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-
 
 def golden(name: str) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Tensors and cases of a golden file."""
-    path = GOLDEN / f"{name}.safetensors"
-    with safe_open(path, "pt") as file:
-        cases = json.loads(file.metadata()["cases"])
-    return load_file(path), cases
+    tensors, metadata = read_golden(name)
+    return tensors, metadata["cases"]
 
 
 class NormedNet(nn.Module):

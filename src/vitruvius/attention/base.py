@@ -241,8 +241,8 @@ class Core(TakesHeads):
     def map(self, heads: Heads) -> Tensor | None:
         """The weights this core really gives to the values in `heads`, (B, H, N, M): map @ heads.v is its output.
 
-        None where a part cannot say what it does; `part_without_map` names it. Dropout is left out, and so is what a
-        kernel does after its weighted sum (an output norm, a gate).
+        None where a part cannot say what it does. Dropout is left out, and so is what a kernel does after its weighted
+        sum (an output norm, a gate).
         """
         received, mixing, unmapped = self.run_stages(heads)
         weights = self.kernel.map(received)
@@ -254,18 +254,12 @@ class Core(TakesHeads):
         """The same, or an error that names `place` and the part that cannot say what it does."""
         weights = self.map(heads)
         if weights is None:
+            unclear = self.run_stages(heads).unmapped or list(self.parts)[-1]
             raise UnsuitableSite(
-                f"the core {self.describe()} at {place!r} has no attention map: {self.part_without_map(heads)!r} does "
-                "not say which weights it gives to the values. Choose other sites with where=…"
+                f"the core {self.describe()} at {place!r} has no attention map: {unclear!r} does not say which weights "
+                "it gives to the values. Choose other sites with where=…"
             )
         return weights
-
-    def part_without_map(self, heads: Heads) -> str:
-        """The name of the part that keeps this core from having a map for `heads`; empty where it has one."""
-        received, _, unmapped = self.run_stages(heads)
-        if unmapped:
-            return unmapped
-        return "" if self.kernel.map(received) is not None else list(self.parts)[-1]
 
     def describe(self) -> str:
         return " → ".join(self.parts)

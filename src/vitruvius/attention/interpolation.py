@@ -14,6 +14,7 @@ from torch import Tensor
 from vitruvius._errors import SurgeryError
 from vitruvius.heads import Site
 
+Grid = tuple[int, int]  # rows and columns
 RESAMPLED = ("core.mask.keep", "core.scaled.matrix")  # keys of a site that depend on its number of tokens
 
 
@@ -30,7 +31,10 @@ def interpolate(pattern: Tensor, old: Site, new: Site) -> Tensor:
         return pattern.clone()
     across_queries = pattern.shape[-2] == old.num_keys  # class attention has one query and no grid of them
     is_mask = pattern.dtype == torch.bool
-    spread = _nearest(old, new) if is_mask else _bilinear(old, new)  # (M', M)
+    assert old.grid is not None
+    assert new.grid is not None
+    patches = _nearest(old.grid, new.grid) if is_mask else _bilinear(old.grid, new.grid)
+    spread = torch.block_diag(torch.eye(old.num_prefix_tokens, dtype=torch.float64), patches)  # (M', M)
     rows = spread @ pattern.double() if across_queries else pattern.double()
     if is_mask:
         return rows @ spread.mT > 0
@@ -72,28 +76,22 @@ def _check(pattern: Tensor, old: Site, new: Site, same_size: bool) -> None:
         )
 
 
-def _bilinear(old: Site, new: Site) -> Tensor:
-    """(M', M): each new token as a mean of old ones."""
-    assert old.grid is not None
-    assert new.grid is not None
-    patches = old.grid[0] * old.grid[1]
-    images = torch.eye(patches, dtype=torch.float64).view(patches, 1, *old.grid)
-    spread = F.interpolate(images, size=new.grid, mode="bilinear", antialias=True).flatten(1).mT
-    return torch.block_diag(torch.eye(old.num_prefix_tokens, dtype=torch.float64), spread)
+def _bilinear(old: Grid, new: Grid) -> Tensor:
+    """(new patches, old patches): each new one as a mean of old ones."""
+    images = torch.eye(old[0] * old[1], dtype=torch.float64).view(-1, 1, *old)
+    return F.interpolate(images, size=new, mode="bilinear", antialias=True).flatten(1).mT
 
 
-def _nearest(old: Site, new: Site) -> Tensor:
-    """(M', M), 1 where a new token and an old one stand for each other: nearest in either direction."""
+def _nearest(old: Grid, new: Grid) -> Tensor:
+    """The same, 1 where a new patch and an old one stand for each other: nearest in either direction."""
     forth, back = _nearest_index(old, new), _nearest_index(new, old)
     pairs = torch.zeros(len(forth), len(back), dtype=torch.float64)
     pairs[torch.arange(len(forth)), forth] = 1
     pairs[back, torch.arange(len(back))] = 1
-    return torch.block_diag(torch.eye(old.num_prefix_tokens, dtype=torch.float64), pairs)
+    return pairs
 
 
-def _nearest_index(old: Site, new: Site) -> Tensor:
+def _nearest_index(old: Grid, new: Grid) -> Tensor:
     """For each patch of the new grid the nearest patch of the old one."""
-    assert old.grid is not None
-    assert new.grid is not None
-    axes = [((torch.arange(n) + 0.5) * o / n).long().clamp(max=o - 1) for o, n in zip(old.grid, new.grid, strict=True)]
-    return (axes[0][:, None] * old.grid[1] + axes[1]).flatten()
+    axes = [((torch.arange(n) + 0.5) * o / n).long().clamp(max=o - 1) for o, n in zip(old, new, strict=True)]
+    return (axes[0][:, None] * old[1] + axes[1]).flatten()

@@ -6,6 +6,8 @@ q'[b, h, n, d] = Σ_g M[h, g] q[b, g, n, d] + c[h],  M = W_decode W_encode of ra
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any, Literal, cast
 
@@ -60,10 +62,13 @@ class LowRank(Stage):
             with torch.random.fork_rng(devices=()):  # both starts overwrite what nn.Linear draws
                 bottleneck = nn.Sequential(nn.Linear(site.num_heads, rank), nn.Linear(rank, site.num_heads))
             self.add_module(name, bottleneck)
-            if start == "released":
-                self._start_near_zero(name, generator)
-            else:
+            if start != "released":
                 self.set_projection(name, torch.eye(site.num_heads)[:, :rank])
+                continue
+            for layer in self._layers(name):
+                noise = torch.empty(layer.weight.shape, device="cpu")
+                layer.weight.data.copy_(nn.init.trunc_normal_(noise, std=0.02, generator=generator))
+                layer.bias.data.zero_()
 
     def forward(self, heads: Heads) -> Heads:
         mixed: dict[str, Any] = {name: self._mix(name, getattr(heads, name)) for name in self.tensors}
@@ -112,13 +117,6 @@ class LowRank(Stage):
     def _layers(self, name: str) -> tuple[nn.Linear, nn.Linear]:
         encode, decode = self.get_submodule(name).children()
         return cast(nn.Linear, encode), cast(nn.Linear, decode)
-
-    @torch.no_grad()
-    def _start_near_zero(self, name: str, generator: torch.Generator) -> None:
-        for layer in self._layers(name):
-            noise = torch.empty(layer.weight.shape, device="cpu")
-            layer.weight.copy_(nn.init.trunc_normal_(noise, std=0.02, generator=generator))
-            layer.bias.zero_()
 
 
 def principal_heads(rows: Tensor, rank: int) -> Tensor:
@@ -182,22 +180,16 @@ def fit_low_rank(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         raise SurgeryError("the model has no 'low_rank' part to fit; rewire it first.")
     moments = {(name, tensor): Moments() for name, stage in stages.items() for tensor in stage.tensors}
 
-    def observe(name: str, stage: LowRank) -> Any:
-        def hook(_: nn.Module, args: tuple[Heads], __: Heads) -> Heads:
-            for tensor in stage.tensors:
-                moments[name, tensor].add(getattr(args[0], tensor))
-            return args[0]
+    def observe(name: str, stage: LowRank, args: tuple[Heads], _: Heads) -> Heads:
+        for tensor in stage.tensors:
+            moments[name, tensor].add(getattr(args[0], tensor))
+        return args[0]
 
-        return stage.register_forward_hook(hook)
-
-    hooks = [observe(name, stage) for name, stage in stages.items()]
-    try:
-        with in_eval_mode(model):
-            for batch in batches:
-                model(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks, in_eval_mode(model):
+        for name, stage in stages.items():
+            hooks.enter_context(stage.register_forward_hook(functools.partial(observe, name)))
+        for batch in batches:
+            model(batch)
     for (name, tensor), seen in moments.items():
         if seen.count == 0:
             raise DataError(f"no batch reached {name!r}; fitting needs at least one.")

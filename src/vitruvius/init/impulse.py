@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvius._errors import ConfigError, UnsuitableSite
-from vitruvius.heads import Site
 from vitruvius.init.base import Layer, inits, truncated_normal, uniform
 
 Offset = tuple[int, int]
@@ -216,17 +215,31 @@ def write_impulses(
 
 def check_layer(name: str, layer: Layer, kernel: int) -> None:
     """Refuse a layer that cannot hold an impulse."""
-    layer.site.require(name, "tokens", remedy=FILTERS if layer.site.attends == "channels" else "")
-    layer.site.require_self_attention(name)
-    rows, columns = check_kernel(kernel, layer.site)
-    positions = layer.require_positions(name)
-    if positions.shape != (rows * columns, layer.site.dim):
+    site = layer.site
+    site.require(name, "tokens", remedy=FILTERS if site.attends == "channels" else "")
+    site.require_self_attention(name)
+    if kernel < 1 or kernel % 2 == 0:
+        raise ConfigError(f"kernel={kernel}, expected an odd number, so that there is a middle: 1, 3, 5, …")
+    if site.grid is None:
         raise UnsuitableSite(
-            f"the position table for {layer.site.name!r} is {tuple(positions.shape)}; a {rows}×{columns} grid of "
-            f"width {layer.site.dim} needs {(rows * columns, layer.site.dim)}."
+            f"{site.name!r} ({site.family}) has {site.num_queries} tokens on no known grid; an impulse needs one."
+        )
+    rows, columns = site.grid
+    if rows * columns + site.num_prefix_tokens != site.num_queries:
+        raise UnsuitableSite(
+            f"{site.name!r} has {site.num_queries} tokens, but a {rows}×{columns} grid and "
+            f"{site.num_prefix_tokens} prefix tokens make {rows * columns + site.num_prefix_tokens}."
+        )
+    if kernel > min(rows, columns):
+        raise ConfigError(f"kernel={kernel} does not fit on the {rows}×{columns} grid of {site.name!r}; choose less.")
+    positions = layer.require_positions(name)
+    if positions.shape != (rows * columns, site.dim):
+        raise UnsuitableSite(
+            f"the position table for {site.name!r} is {tuple(positions.shape)}; a {rows}×{columns} grid of width "
+            f"{site.dim} needs {(rows * columns, site.dim)}."
         )
     if bool((positions == positions[0]).all()):
-        raise UnsuitableSite(f"{name!r} needs positions that differ; those of {layer.site.name!r} are all the same.")
+        raise UnsuitableSite(f"{name!r} needs positions that differ; those of {site.name!r} are all the same.")
 
 
 def pseudo_input(kind: Pseudo, positions: Tensor, generator: torch.Generator) -> Tensor:
@@ -266,25 +279,6 @@ class Quality(NamedTuple):
     probability: float  # mean attention on the target
     hits: float  # share of rows whose largest entry is the target
     mse: float  # over all entries
-
-
-def check_kernel(kernel: int, site: Site) -> Grid:
-    """The grid of a site, if an odd kernel of this size fits on it."""
-    if kernel < 1 or kernel % 2 == 0:
-        raise ConfigError(f"kernel={kernel}, expected an odd number, so that there is a middle: 1, 3, 5, …")
-    if site.grid is None:
-        raise UnsuitableSite(
-            f"{site.name!r} ({site.family}) has {site.num_queries} tokens on no known grid; an impulse needs one."
-        )
-    rows, columns = site.grid
-    if rows * columns + site.num_prefix_tokens != site.num_queries:
-        raise UnsuitableSite(
-            f"{site.name!r} has {site.num_queries} tokens, but a {rows}×{columns} grid and "
-            f"{site.num_prefix_tokens} prefix tokens make {rows * columns + site.num_prefix_tokens}."
-        )
-    if kernel > min(rows, columns):
-        raise ConfigError(f"kernel={kernel} does not fit on the {rows}×{columns} grid of {site.name!r}; choose less.")
-    return rows, columns
 
 
 def offset_of(index: int, kernel: int) -> Offset:

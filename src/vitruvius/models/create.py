@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -97,13 +98,8 @@ def create_from_config(
 
     `config` is its `model:` section, `rules` its `attention:`, `init` its start (default: timm's), `seed` its seed.
     """
-    settings: dict[str, Any] = {
-        "attention": rules,
-        "init": init,
-        "positions": config.positions,
-        "restride": config.restride,
-    }
-    settings |= {"seed": seed, "mean": config.mean, "std": config.std, **config.kwargs}
+    settings: dict[str, Any] = {key: getattr(config, key) for key in ("positions", "restride", "mean", "std")}
+    settings |= {"attention": rules, "init": init, "seed": seed, **config.kwargs}
     model = create_model(config.name, pretrained=config.pretrained, **settings)
     if config.weights is not None:
         missing = load_weights(model, config.weights, reset_head=config.reset_head, resample=True)
@@ -177,46 +173,37 @@ def _noted_attention(name: str) -> list[dict[str, Any]]:
     return list((read_json(file).get(KEY) or {}).get("attention", ()))
 
 
-def _make(name: str, pretrained: bool, timm_kwargs: Mapping[str, Any]) -> nn.Module:
+def _make(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
+    """timm's model or ours; one built for another image size says so in its configuration."""
+    build: Callable[..., Any]
     if name.startswith(PREFIX):
         if pretrained:
             raise ConfigError(f"{name!r} has no pretrained weights; start from a run with model.weights.")
-        return _sized(_built(name, lambda: models[name](**timm_kwargs), timm_kwargs), timm_kwargs)
-    _check_known(name)
-    try:
-        made = _built(name, lambda: timm.create_model(name, pretrained=pretrained, **timm_kwargs), timm_kwargs)
-    except (OSError, RuntimeError) as error:
-        if not pretrained:
-            raise
-        raise CheckpointError(
-            f"the pretrained weights of {name!r} cannot be downloaded: {str(error).splitlines()[0]} "
-            "Without a network, give a file with model.weights, or pretrained: false."
-        ) from error
-    return _sized(made, timm_kwargs)
-
-
-def _sized(model: Any, timm_kwargs: Mapping[str, Any]) -> nn.Module:
-    """Let a model that was built for another image size say so: surveys and loaders ask its configuration."""
-    config = getattr(model, "pretrained_cfg", None)
-    size = timm_kwargs.get("img_size")
-    if size is not None and isinstance(config, Mapping) and "input_size" in config:
-        model.pretrained_cfg = {**config, "input_size": (config["input_size"][0], *to_2tuple(size))}
-        model.default_cfg = model.pretrained_cfg
-    assert isinstance(model, nn.Module)
-    return model
-
-
-def _built(name: str, build: Callable[[], nn.Module], kwargs: Mapping[str, Any]) -> nn.Module:
+        build = models[name]
+    else:
+        _check_known(name)
+        build = functools.partial(timm.create_model, name, pretrained=pretrained)
     for setting, value in kwargs.items():
         _check_setting(name, setting, value)
     try:
-        made = build()
-    except (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError) as error:
-        if not kwargs or isinstance(error, UnknownName) or _is_download(error):
+        made = build(**kwargs)
+    except (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, OSError) as error:
+        fetching = isinstance(error, OSError) or _is_download(error)  # which is not the settings' fault
+        if pretrained and (fetching or (isinstance(error, RuntimeError) and not kwargs)):
+            raise CheckpointError(
+                f"the pretrained weights of {name!r} cannot be downloaded: {str(error).splitlines()[0]} "
+                "Without a network, give a file with model.weights, or pretrained: false."
+            ) from error
+        if fetching or not kwargs:
             raise
         raise ConfigError(f"{name!r} cannot be made with {dict(kwargs)}: {error}") from error
     if getattr(getattr(made, "patch_embed", None), "num_patches", None) == 0:
         raise ConfigError(f"{name!r} cannot be made with {dict(kwargs)}: not one patch fits into such an image.")
+    config, size = getattr(made, "pretrained_cfg", None), kwargs.get("img_size")
+    if size is not None and isinstance(config, Mapping) and "input_size" in config:
+        made.pretrained_cfg = {**config, "input_size": (config["input_size"][0], *to_2tuple(size))}
+        made.default_cfg = made.pretrained_cfg
+    assert isinstance(made, nn.Module)
     return made
 
 
@@ -231,7 +218,7 @@ def _check_setting(name: str, setting: str, value: Any) -> None:
 
 
 def _is_download(error: Exception) -> bool:
-    """Whether weights could not be fetched, which is not the settings' fault; timm says so by a RuntimeError."""
+    """Whether weights could not be fetched; timm says so by a RuntimeError."""
     words = str(error).lower()
     return isinstance(error, RuntimeError) and any(word in words for word in ("download", "url", "hub", "connection"))
 
@@ -245,14 +232,9 @@ def _check_known(name: str) -> None:
         return  # hf-hub:… and local-dir:… are resolved by timm
     architecture = split_model_name_tag(rest)[0]
     if not is_model(architecture):
+        ours = f"{PREFIX}{architecture}"
+        hint = f"; did you mean {ours!r}?" if ours in models else suggest(architecture, [*list_models(), *models])
         raise UnknownName(
-            f"no model named {name!r}{_suggest_model(architecture)} "
+            f"no model named {name!r}{hint} "
             "`vitruvius list models` shows ours; timm.list_models('*deit*') shows timm's."
         )
-
-
-def _suggest_model(name: str) -> str:
-    """What was meant: one of ours without its prefix, or a name that is close."""
-    if f"{PREFIX}{name}" in models:
-        return f"; did you mean {PREFIX + name!r}?"
-    return suggest(name, [*list_models(), *models])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitruvius._errors import ConfigError
@@ -35,13 +34,13 @@ def freeze(model: PixelModel, globs: Sequence[str]) -> PixelModel:
     for name in frozen:
         parameters[name].requires_grad_(False)
     norms = {name: module for name, module in root.named_modules() if isinstance(module, _BatchNorm)}
-    model.still = tuple(f"model.{name}" for name, norm in norms.items() if _is_frozen(name, norm, frozen, globs))
+    still = []
+    for name, norm in norms.items():
+        keys = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()]
+        if frozen.issuperset(keys) if keys else _matched(name, globs):
+            still.append(f"model.{name}")
+    model.still = tuple(still)
     return model.train(model.training)
-
-
-def _is_frozen(name: str, norm: nn.Module, frozen: set[str], globs: Sequence[str]) -> bool:
-    keys = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()]
-    return frozen.issuperset(keys) if keys else _matched(name, globs)
 
 
 def _matched(name: str, globs: Sequence[str]) -> bool:

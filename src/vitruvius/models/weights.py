@@ -50,7 +50,12 @@ def load_weights(
     if not isinstance(source, Mapping | str | PathLike):
         raise ConfigError(f"weights = {source!r}, expected a state dict, a .safetensors or .pth file, or a run folder.")
     target = inner(model)
-    state, name = (dict(source), "the given weights") if isinstance(source, Mapping) else _read(source)
+    if isinstance(source, Mapping):
+        state, name = dict(source), "the given weights"
+    else:
+        path = _file_of(source)
+        name = str(path)
+        state = load_tensors(path)[0] if name.endswith(".safetensors") else _read_pickled(path)
     no_tensors = [str(key) for key, value in state.items() if not isinstance(value, Tensor)]
     if no_tensors:
         raise CheckpointError(f"{name} are no state dict: {_list('values are no tensors', no_tensors)}.")
@@ -96,13 +101,6 @@ def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: 
             "`vitruvius convert` reads old layouts."
         )
     return missing
-
-
-def _read(source: StrPath) -> tuple[dict[str, Tensor], str]:
-    path = _file_of(source)
-    if str(path).endswith(".safetensors"):
-        return load_tensors(path)[0], str(path)
-    return _read_pickled(path), str(path)
 
 
 def _file_of(source: StrPath) -> StrPath:

@@ -34,8 +34,15 @@ def wire(model: nn.Module, attention: Parts, *, input_size: tuple[int, int, int]
         raise ConfigError("attention mixes parts and rules; give a list of parts, or a list of rules.")
     if parts:
         rewire(model, *parts, input_size=input_size)
-    if rules:
-        _apply_rules(model, rules, input_size)
+    if not rules:
+        return
+    makers = [parts_of(rule, f"attention.{number}") for number, rule in enumerate(rules)]
+    _check_overlap(model, rules, input_size)
+    with contextlib.ExitStack() as undo:
+        for rule, made in zip(rules, makers, strict=True):
+            rewire(model, *made, where=rule.where, input_size=input_size)
+            undo.callback(restore, model, rule.where)
+        undo.pop_all()  # all went well
 
 
 def _read_item(item: Any, where: str) -> PartMaker | AttentionRule:
@@ -45,16 +52,6 @@ def _read_item(item: Any, where: str) -> PartMaker | AttentionRule:
     if isinstance(item, Mapping) and "use" not in item and ("parts" in item or "where" in item):
         return build(AttentionRule, item, source=where)
     return part(item, where=where)
-
-
-def _apply_rules(model: nn.Module, rules: Sequence[AttentionRule], input_size: tuple[int, int, int] | None) -> None:
-    makers = [parts_of(rule, f"attention.{i}") for i, rule in enumerate(rules)]
-    _check_overlap(model, rules, input_size)
-    with contextlib.ExitStack() as undo:
-        for rule, parts in zip(rules, makers, strict=True):
-            rewire(model, *parts, where=rule.where, input_size=input_size)
-            undo.callback(restore, model, rule.where)
-        undo.pop_all()  # all went well
 
 
 def parts_of(rule: AttentionRule, where: str) -> list[PartMaker]:

@@ -11,12 +11,13 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from vitruvius._checks import in_eval_mode
 from vitruvius._errors import ConfigError, DataError, SurgeryError
 from vitruvius._progress import Progress, no_progress
 from vitruvius.attention.low_rank import LowRank, fit_low_rank
@@ -116,49 +117,34 @@ def _lessons(dense: nn.Module, name: str, calls: Sequence[Call]) -> list[Lesson]
 
 def _fit(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson], steps: int, rate: float) -> tuple[float, float]:
     """Adam over one site's parameters; the mean KL over all lessons before and after."""
-    modes = {module: module.training for module in site.modules()}
     trained = {parameter: parameter.requires_grad for parameter in site.parameters()}
     before = {parameter: parameter.detach().clone() for parameter in trained}
-    site.eval()  # in a line of its own: some families return nothing
+    sizes = {p: max(value.square().mean().sqrt().item(), 0.02) for p, value in before.items()}  # biases may be zero
     site.requires_grad_(True)
-    optimizer = torch.optim.Adam([{"params": [p], "lr": rate * _size(p)} for p in trained])
+    optimizer = torch.optim.Adam([{"params": [p], "lr": rate * size} for p, size in sizes.items()])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+    @torch.no_grad()
+    def mean_loss() -> float:
+        return float(torch.stack([_loss(site, stage, lesson) for lesson in lessons]).mean())
+
+    closer = False
     try:
-        first = _mean_loss(site, stage, lessons)
-        for step in range(steps):
-            optimizer.zero_grad(set_to_none=True)
-            _loss(site, stage, lessons[step % len(lessons)]).backward()
-            optimizer.step()
-            schedule.step()
-        last = _mean_loss(site, stage, lessons)
-        if not last < first:  # also where it is not a number
-            _put_back(before)
-            return first, first
-    except BaseException:
-        _put_back(before)
-        raise
+        with in_eval_mode(site):
+            first = mean_loss()
+            for step in range(steps):
+                optimizer.zero_grad(set_to_none=True)
+                _loss(site, stage, lessons[step % len(lessons)]).backward()
+                optimizer.step()
+                schedule.step()
+            last = mean_loss()
+        closer = last < first  # false where it is not a number
     finally:
         for parameter, flag in trained.items():
+            if not closer:
+                parameter.detach().copy_(before[parameter])
             parameter.requires_grad_(flag).grad = None
-        for module, mode in modes.items():
-            module.training = mode
-    return first, last
-
-
-def _size(parameter: Tensor) -> float:
-    """Root mean square of a tensor, but not nothing: biases may begin at zero."""
-    return max(parameter.detach().square().mean().sqrt().item(), 0.02)
-
-
-@torch.no_grad()
-def _put_back(values: Mapping[nn.Parameter, Tensor]) -> None:
-    for parameter, value in values.items():
-        parameter.copy_(value)
-
-
-def _mean_loss(site: nn.Module, stage: LowRank, lessons: Sequence[Lesson]) -> float:
-    with torch.no_grad():
-        return float(torch.stack([_loss(site, stage, lesson) for lesson in lessons]).mean())
+    return first, last if closer else first
 
 
 def _loss(site: nn.Module, stage: LowRank, lesson: Lesson) -> Tensor:

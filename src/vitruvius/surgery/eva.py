@@ -9,51 +9,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers.attention import resolve_self_attn_mask
 from timm.models import beit
 from timm.models.eva import EvaAttention
 from torch import Tensor
 
 from vitruvius.heads import Heads, HeadWeights
-from vitruvius.surgery.base import (
-    Socket,
-    biases,
-    fused_head_weights,
-    gate_of,
-    merge_heads,
-    separate_head_weights,
-    split_heads,
-)
-from vitruvius.surgery.rope import rotate
+from vitruvius.surgery.base import Socket, biases, fused_head_weights, merge_heads, split_heads
+from vitruvius.surgery.rope import Rotary
 
 
-class EvaSocket(Socket, EvaAttention):
+class EvaSocket(Rotary, Socket, EvaAttention):
     """EVA, EVA-02 and DINOv3: rotary positions, no bias on the keys."""
 
     family = "eva"
 
-    def forward(
-        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        gate = gate_of(self, x)
-        q, k, v = self._project(x)
-        q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
-        bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
-        x = self.norm(merge_heads(x))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+    def _fused(self, x: Tensor) -> Tensor:
+        return keyless_bias_qkv(self, x)
 
     def head_weights(self: Any) -> HeadWeights:
-        if self.qkv is None:
-            return separate_head_weights(self.q_proj, self.k_proj, self.v_proj, self.proj, self.num_heads)
-        return keyless_bias_head_weights(self)
-
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.qkv is not None:
-            return split_heads(keyless_bias_qkv(self, x), 3, self.num_heads)
-        return tuple(
-            p(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        return keyless_bias_head_weights(self) if self.qkv is not None else Rotary.head_weights(self)
 
 
 class BeitSocket(Socket, beit.Attention):

@@ -45,7 +45,13 @@ def fold(model: nn.Module, where: Where = "*", *, add_bias: bool = False, input_
             for tensor in weights:
                 if tensor is not None:
                     undo.callback(tensor.copy_, tensor.clone())
-            _fold_one(name, stages[name], weights)
+            try:
+                fold_into(weights, stages[name])
+            except SurgeryError as error:
+                raise SurgeryError(
+                    f"{name!r} cannot be folded: {error} Where the projection may be given a bias, fold(model, "
+                    "add_bias=True) does it; the folded weights then belong to a timm model with qkv_bias=True."
+                ) from None
         _compare(_watch(model, stages, input_size, folded=True), expected)
         undo.pop_all()  # all went well
     for name, stage in stages.items():
@@ -82,16 +88,6 @@ def _first_stages(model: nn.Module, where: Where) -> dict[str, LowRank]:
             )
         stages[name] = first
     return stages
-
-
-def _fold_one(name: str, stage: LowRank, weights: Any) -> None:
-    try:
-        fold_into(weights, stage)
-    except SurgeryError as error:
-        raise SurgeryError(
-            f"{name!r} cannot be folded: {error} Where the projection may be given a bias, fold(model, add_bias=True) "
-            "does it; the folded weights then belong to a timm model with qkv_bias=True."
-        ) from None
 
 
 def _add_biases(module: nn.Module) -> list[nn.Linear]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +48,19 @@ def initialise(
     if not isinstance(generator, torch.Generator):
         raise ConfigError(f"generator = {generator!r}, expected a torch.Generator: torch.Generator().manual_seed(0).")
     refuse_compiled(model)
-    plan = _plan(init, where, base, settings)
-    with _all_or_nothing(model):
-        if plan.base is not None:
-            plan.base(inner(model), generator=generator)
-        if plan.start is not None:
-            plan.start(layers(model, plan.where, input_size=input_size), generator=generator)
+    base_init, start, where = _read(init, where, base, settings)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    try:
+        if base_init is not None:
+            base_init(inner(model), generator=generator)
+        if start is not None:
+            start(layers(model, where, input_size=input_size), generator=generator)
+    except BaseException:
+        for name, parameter in model.named_parameters():
+            parameter.detach().copy_(before[name])
+        raise
+    same = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+    logger.debug("initialise left %d of %d parameters as they were: %s", len(same), len(before), ", ".join(same))
     return model
 
 
@@ -64,24 +70,20 @@ def layers(model: nn.Module, where: Where = "*", *, input_size: Size | None = No
     tables: dict[tuple[int, ...], Tensor] = {}
     for site, weights in head_weights(model, where, input_size=input_size).values():
         table, reason = position_table(model, site)
-        if table is None:
-            made.append(Layer(weights=weights, site=site, no_positions=reason))
-        else:  # layers that see the same table hold the same object
+        if table is not None:  # layers that see the same table hold the same object
             table = tables.setdefault(tuple(table.shape), table)
-            made.append(Layer(weights=weights, site=site, positions=table))
+        made.append(Layer(weights=weights, site=site, positions=table, no_positions=reason))
     return made
 
 
-class _Plan(NamedTuple):
-    """A start for the whole model, then one for the attention at some sites; either may be missing."""
-
-    base: Callable[..., None] | None
-    start: Callable[..., None] | None
-    where: Where
+Start = Callable[..., None] | None
 
 
-def _plan(init: InitSpec, where: Where, base: BaseSpec | None, settings: dict[str, Any]) -> _Plan:
-    """Both starts with their settings checked; `where` and `base` may also stand among the settings of `init`."""
+def _read(init: InitSpec, where: Where, base: BaseSpec | None, settings: dict[str, Any]) -> tuple[Start, Start, Where]:
+    """A start for the whole model, one for attention, and the sites of that; either start may be missing.
+
+    Settings are checked; `where` and `base` may also stand among those of `init`.
+    """
     if isinstance(init, str | Mapping):
         name, written = read_spec(init, where="init")
         where = written.pop("where", where)
@@ -90,25 +92,11 @@ def _plan(init: InitSpec, where: Where, base: BaseSpec | None, settings: dict[st
         if name in bases:
             if base is not None or where != "*":
                 raise ConfigError(f"{name!r} is a base init: it starts the whole model, so leave out base and where.")
-            return _Plan(bases.bind(init, where="init", settings=settings), None, where)
+            return bases.bind(init, where="init", settings=settings), None, where
         if name not in inits:
             hint = suggest(name, [*inits, *bases])
             raise UnknownName(
                 f"init: no init named {name!r}{hint} Known: {', '.join(inits)}. Base inits: {', '.join(bases)}."
             )
     start = inits.bind(init, where="init", settings=settings)
-    return _Plan(None if base is None else bases.bind(base, where="init.base"), start, where)
-
-
-@contextmanager
-def _all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """On failure, put every parameter back; on success, say which ones stayed as they were."""
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    try:
-        yield
-    except BaseException:
-        for name, parameter in model.named_parameters():
-            parameter.detach().copy_(before[name])
-        raise
-    same = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-    logger.debug("initialise left %d of %d parameters as they were: %s", len(same), len(before), ", ".join(same))
+    return None if base is None else bases.bind(base, where="init.base"), start, where

@@ -146,7 +146,11 @@ def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
     for name, module in modules.items():
         module.__class__ = socket_of(module)
         module.core = cores[name]
-        _freeze_idle(module)
+        if module.core.ignores_queries:  # what feeds only those gets no gradient, which stops distributed training
+            fed = [(n, p) for n, p in module.named_parameters() if n.partition(".")[0] in FEEDS_QUERIES]
+            module.core.froze = tuple(n for n, p in fed if p.requires_grad)
+            for _, parameter in fed:
+                parameter.requires_grad_(False)
 
 
 def unplug(module: Any) -> None:
@@ -155,16 +159,6 @@ def unplug(module: Any) -> None:
         module.get_parameter(name).requires_grad_(True)
     del module.core
     module.__class__ = type(module).upstream
-
-
-def _freeze_idle(module: Any) -> None:
-    """Freeze what feeds only queries that the core ignores: without a gradient it would stop distributed training."""
-    idle: list[str] = []
-    if getattr(module.core, "ignores_queries", False):
-        idle = [n for n, p in module.named_parameters() if n.partition(".")[0] in FEEDS_QUERIES and p.requires_grad]
-    for name in idle:
-        module.get_parameter(name).requires_grad_(False)
-    module.core.froze = tuple(idle)
 
 
 def _bare(model: nn.Module, name: str) -> nn.Module:
@@ -217,6 +211,5 @@ def note_in_configs(root: nn.Module) -> None:
 
 def _of_transformers(root: nn.Module) -> Iterator[Any]:
     transformers: Any = sys.modules.get("transformers")
-    for module in root.modules() if transformers is not None else ():
-        if isinstance(module, transformers.PreTrainedModel):
-            yield module
+    if transformers is not None:
+        yield from (module for module in root.modules() if isinstance(module, transformers.PreTrainedModel))

@@ -24,22 +24,31 @@ from vitruvius.surgery.base import (
 )
 
 
-class RopeSocket(Socket, AttentionRope):
-    """ViTs with rotary positions, fused or separate projections, grouped queries."""
-
-    family = "rope"
+class Rotary:
+    """Attention with rotary positions, one projection or three, several heads to a key, norms and a gate."""
 
     def forward(
-        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+        self: Any, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         gate = gate_of(self, x)
-        q, k, v = self._project(x)
+        if self.qkv is not None:
+            q, k, v = split_heads(self._fused(x), 3, self.num_heads)  # each (B, H, N, D)
+        else:
+            made = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
+            q, k, v = (y.unflatten(2, (-1, self.head_dim)).transpose(1, 2) for y in made)
         q, k = rotate(self, self.q_norm(q), self.k_norm(k), v, rope)
-        k, v = self._spread(k), self._spread(v)
+        shared = 1 if self.qkv is not None else self.q_proj.out_features // self.k_proj.out_features
+        if shared > 1:  # every query head gets a copy of the key and value head that it shares
+            k, v = (y.repeat_interleave(shared, dim=1) for y in (k, v))
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        x = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)
-        x = self.norm(merge_heads(x))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+        x = self.norm(merge_heads(self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)))
+        out: Tensor = self.proj_drop(self.proj(x if gate is None else x * gate))
+        return out
+
+    def _fused(self: Any, x: Tensor) -> Tensor:
+        """What the one projection makes of tokens (B, N, C), (B, N, 3·H·D)."""
+        made: Tensor = self.qkv(x)
+        return made
 
     def head_weights(self: Any) -> HeadWeights:
         if self.qkv is not None:
@@ -51,18 +60,11 @@ class RopeSocket(Socket, AttentionRope):
     def width(self: Any) -> int:
         return int((self.q_proj if self.qkv is None else self.qkv).weight.shape[1])
 
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.qkv is not None:
-            return split_heads(self.qkv(x), 3, self.num_heads)
-        return tuple(
-            p(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
 
-    def _spread(self, x: Tensor) -> Tensor:
-        """Give every query head its own copy of the key or value head it shares."""
-        if self.qkv is not None or self.k_proj.out_features == self.q_proj.out_features:
-            return x
-        return x.repeat_interleave(self.q_proj.out_features // self.k_proj.out_features, dim=1)
+class RopeSocket(Rotary, Socket, AttentionRope):
+    """ViTs with rotary positions, fused or separate projections, grouped queries."""
+
+    family = "rope"
 
 
 def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -180,7 +180,15 @@ def dry_run(model: nn.Module, input_size: Size | None) -> tuple[Size, dict[str, 
             module.__class__, module.core = socket, Probe()
             probed[name] = module
     if probed:
-        _run(ghost, size, model)
+        weight = next(p for p in ghost.parameters() if p.is_floating_point())
+        try:
+            with torch.no_grad():
+                ghost(weight.new_zeros(1, *size))
+        except Exception as error:
+            raise SurgeryError(
+                f"a dry run of {type(model).__name__} on one image of size {size} failed: {error}. "
+                "If the model wants another size, say so: input_size=(channels, rows, columns)."
+            ) from error
     return size, {name: (module, module.core.seen) for name, module in probed.items() if module.core.seen is not None}
 
 
@@ -202,19 +210,15 @@ def guess_input_size(model: nn.Module) -> Size:
     if hasattr(model, "feature_info") and isinstance(getattr(model, "model", None), nn.Module):
         model = cast(nn.Module, model.model)  # inside timm's feature extractor (`features_only=True`)
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    configured = config.get("input_size") or _transformers_size(model) or (3, 224, 224)
+    hugging: Any = getattr(model, "config", None)  # of a model of transformers, or of its part for images
+    hugging = getattr(hugging, "vision_config", hugging)
+    size = getattr(hugging, "image_size", None)
+    stated = (int(getattr(hugging, "num_channels", 3)), *to_2tuple(size)) if size else (3, 224, 224)
+    configured = config.get("input_size") or stated
     convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
     channels = getattr(model, "in_chans", None) or next(convolutions, None) or configured[0]
     rows, columns = _built_size(model) or configured[1:]
     return channels, rows, columns
-
-
-def _transformers_size(model: Any) -> Size | None:
-    """What the config of a model of transformers says, or that of its part for images."""
-    config = getattr(model, "config", None)
-    config = getattr(config, "vision_config", config)
-    size = getattr(config, "image_size", None)
-    return None if not size else (int(getattr(config, "num_channels", 3)), *to_2tuple(size))
 
 
 def _built_size(model: Any) -> tuple[int, int] | None:
@@ -231,18 +235,6 @@ def _built_size(model: Any) -> tuple[int, int] | None:
             rows, columns = module.resolution
             return rows * stride, columns * stride
     return None
-
-
-def _run(ghost: nn.Module, size: Size, model: nn.Module) -> None:
-    weight = next(p for p in ghost.parameters() if p.is_floating_point())
-    try:
-        with torch.no_grad():
-            ghost(weight.new_zeros(1, *size))
-    except Exception as error:
-        raise SurgeryError(
-            f"a dry run of {type(model).__name__} on one image of size {size} failed: {error}. "
-            "If the model wants another size, say so: input_size=(channels, rows, columns)."
-        ) from error
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

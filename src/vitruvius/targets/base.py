@@ -87,6 +87,7 @@ class TargetKind(Protocol):
         ...
 
 
+OUTSIDE = ("data.", "device=", "plugins=")  # settings that leave the model as it is
 NAMED_SETS = ("torch/", "tfds/", "hfds/", "hfids/")  # they number their classes themselves
 target_kinds: Registry[type[TargetKind]] = Registry("target kind", "target_kinds", homes=["vitruvius.targets"])
 
@@ -110,11 +111,11 @@ def open_target(
             )
     load_plugins(override({"plugins": []}, [word for word in overrides if word.startswith("plugins")])["plugins"])
     kind = kind_of(target)
-    if data_needed and not kind.has_data and not any(word.startswith("data.dataset=") for word in overrides):
-        raise ConfigError(
-            f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
-        )
     if data_needed and not kind.has_data:  # looked at first: to open such a target may fetch its weights
+        if not any(word.startswith("data.dataset=") for word in overrides):
+            raise ConfigError(
+                f"{target} is not a run folder; for a model by name say which images: data.dataset=… data.root=…"
+            )
         named = override({"data": {}}, [word for word in overrides if word.startswith("data.")])
         check_data(build(DataConfig, named["data"], source=target))
     opened: Target = kind.open(target, overrides, trust_plugins=trust_plugins)
@@ -154,6 +155,13 @@ def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = Fals
             if kind.accepts(run) and not (name == "published" and Path(run).exists()):
                 return kind.open(run, (), trust_plugins=trust_plugins).model
     return models.load_model(run, best=best, trust_plugins=trust_plugins)
+
+
+def check_settings(overrides: Sequence[str], free: tuple[str, ...], why: str) -> None:
+    """Refuse settings of a target that do not begin with one of `free`; `why` says what the target is."""
+    for setting in overrides:
+        if not setting.startswith(free):
+            raise ConfigError(f"{setting!r} cannot be changed: {why}")
 
 
 def local_run(target: str | Path) -> str:

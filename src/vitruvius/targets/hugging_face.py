@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from vitruvius._config import build, override
-from vitruvius._errors import CheckpointError, ConfigError
+from vitruvius._errors import CheckpointError
 from vitruvius._files import load_tensors
 from vitruvius._registry import require
-from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
+from vitruvius.targets.base import OUTSIDE, Target, TargetConfig, check_settings, folder_for, target_kinds
 
 if TYPE_CHECKING:
     from vitruvius.models import PixelModel
 
 PREFIX = "hf:"
 CORE = ".core."
-SAID = ("data.", "device=", "plugins=", "attention=", "model.mean=", "model.std=", "seed=")
+SAID = (*OUTSIDE, "attention=", "model.mean=", "model.std=", "seed=")
 INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 
 
@@ -36,9 +36,7 @@ class HuggingFaceModel:
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The classifier as pixels see it; data, device, attention, mean and std can be said."""
-        for setting in overrides:
-            if not setting.startswith(SAID):
-                raise ConfigError(f"{setting!r} cannot be changed: {text} is a model of transformers.")
+        check_settings(overrides, SAID, f"{text} is a model of transformers.")
         config = build(TargetConfig, override({"model": {"name": text}}, overrides), source=text)
 
         def make() -> PixelModel:
@@ -180,17 +178,13 @@ def _sizes(processor: Any, built: tuple[int, int], channels: int) -> dict[str, A
     final = resized
     if getattr(processor, "do_center_crop", False) and getattr(processor, "crop_size", None):
         final = _edges(dict(processor.crop_size), built)
-    crop_mode = "center"
-    if final == resized and "shortest_edge" not in said:
-        crop_mode = "squash"  # both edges are brought to their length, whatever the shape of the image
+    squashed = final == resized and "shortest_edge" not in said  # both edges, whatever the shape of the image
     code = getattr(processor, "resample", None)
-    if code is None:
-        code = 2
     return {
         "input_size": (channels, *final),
-        "interpolation": INTERPOLATIONS[int(code)],
+        "interpolation": INTERPOLATIONS[2 if code is None else int(code)],
         "crop_pct": final[0] / resized[0],
-        "crop_mode": crop_mode,
+        "crop_mode": "squash" if squashed else "center",
     }
 
 

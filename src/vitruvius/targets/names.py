@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.converters.published import open_published, published_checkpoints
-from vitruvius.targets.base import Target, TargetConfig, folder_for, target_kinds
+from vitruvius.targets.base import OUTSIDE, Target, TargetConfig, check_settings, folder_for, target_kinds
 
 if TYPE_CHECKING:
     from vitruvius.models import PixelModel
@@ -29,16 +29,10 @@ class PublishedCheckpoint:
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
         """The checkpoint, converted; only data, device and the file itself can be said."""
-        file = None
-        rest = []
-        for setting in overrides:
-            if setting.startswith(WEIGHTS):
-                file = setting.removeprefix(WEIGHTS)
-            elif setting.startswith(("data.", "device=", "plugins=")):
-                rest.append(setting)
-            else:
-                raise ConfigError(f"{setting!r} cannot be changed: {text} is a published checkpoint.")
-        converted = open_published(text, file=file)
+        check_settings(overrides, (*OUTSIDE, WEIGHTS), f"{text} is a published checkpoint.")
+        rest = [setting for setting in overrides if not setting.startswith(WEIGHTS)]
+        files = [setting.removeprefix(WEIGHTS) for setting in overrides if setting.startswith(WEIGHTS)]
+        converted = open_published(text, file=files[-1] if files else None)
         config = build(TargetConfig, override(converted.config, rest), source=text)
         return Target(text=text, config=config, folder=folder_for(text), make=converted.build)
 

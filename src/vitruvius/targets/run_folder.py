@@ -20,7 +20,7 @@ from vitruvius._files import is_url, read_json
 from vitruvius._recipes import ZOO, zoo_cards, zoo_folder
 from vitruvius._registry import load_foreign_plugins
 from vitruvius._yaml import read_yaml
-from vitruvius.targets.base import Target, TargetConfig, folder_for, local_run, target_kinds
+from vitruvius.targets.base import OUTSIDE, Target, TargetConfig, check_settings, folder_for, local_run, target_kinds
 
 if TYPE_CHECKING:
     from vitruvius.models import PixelModel
@@ -55,12 +55,11 @@ class RunFolder:
             raise RunError(f"{text} is not a run folder: it has no config.yaml. `vitruvius train` makes one.")
         recipe = read_yaml(source)
         load_foreign_plugins(recipe.get("plugins") or [], source=source, trust=trust_plugins)
-        for setting in overrides:
-            if not setting.startswith(("data.", "device=", "plugins=")):
-                raise ConfigError(
-                    f"{setting!r} cannot be changed: {folder} is a run, its model is what was trained. To try its "
-                    f"weights otherwise, name the model instead of the run, with model.weights={folder}."
-                )
+        why = (
+            f"{folder} is a run, its model is what was trained. To try its weights otherwise, name the model instead "
+            f"of the run, with model.weights={folder}."
+        )
+        check_settings(overrides, OUTSIDE, why)
         given = {key: recipe[key] for key in SECTIONS if key in recipe}
         config = build(TargetConfig, override(given, overrides), source=text)
 
@@ -128,7 +127,14 @@ def find_checkpoint(text: str) -> Path:
     name = text.removeprefix(PREFIX)
     cards = zoo_cards()
     if name not in cards:
-        raise UnknownName(_not_there(name, list(cards)))
+        folder = zoo_folder()
+        if not folder.is_dir():
+            raise UnknownName(
+                f"{text} is not here: {folder} is not a folder. Name the folder of checkpoints with {ZOO}=…, or "
+                "install the package again, which brings one."
+            )
+        known = ", ".join(cards) or "none"
+        raise UnknownName(f"no checkpoint named {name!r} in {folder}{suggest(name, list(cards))} Known: {known}.")
     folder = cards[name].parent
     stated = read_card(name)["sha256"]
     found = hash_file(folder / WEIGHTS[0])
@@ -155,13 +161,3 @@ def hash_file(path: str | Path) -> str:
     if not Path(path).is_file():
         raise CheckpointError(f"{path} is missing; the zoo holds its card alone.")
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def _not_there(name: str, known: list[str]) -> str:
-    folder = zoo_folder()
-    if not folder.is_dir():
-        return (
-            f"zoo/{name} is not here: {folder} is not a folder. Name the folder of checkpoints with {ZOO}=…, or "
-            "install the package again, which brings one."
-        )
-    return f"no checkpoint named {name!r} in {folder}{suggest(name, known)} Known: {', '.join(known) or 'none'}."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,31 +17,23 @@ from torch import Tensor, nn
 from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
 from vitruvius.attacks.base import cost_of, frozen
-from vitruvius.tasks.base import Objective, accuracy, batch_norm_frozen, tasks
+from vitruvius.tasks.base import Objective, Wrapped, accuracy, batch_norm_frozen, tasks
 from vitruvius.tasks.inner import InnerAttack, Spec, make_schedule
 
 Statistics = tuple[Literal["attack", "clean", "adversarial"], ...]
 
 
-class Passes(nn.Module):
+class Passes(Wrapped):
     """(x, x', …) → (logits, logits', …); `updating` says which passes add to the statistics of batch norms.
 
     One forward is what DistributedDataParallel needs when a loss looks at x and x': a second forward of a distributed
     model would overwrite the buffers that the first one's gradient still needs.
     """
 
-    looks_through: ClassVar[bool] = True  # for surgery, checkpoints and evaluation this is the model inside
-
     def __init__(self, model: nn.Module, updating: tuple[bool, ...]) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.updating = updating
         self._called = (model,)  # in a tuple: what is compiled must not be registered a second time
-
-    @property
-    def module(self) -> nn.Module:
-        """The model, by the name under which timm's `unwrap_model` looks for it."""
-        return self.model
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.one(x, updating=updating) for x, updating in zip(inputs, self.updating, strict=False))
@@ -166,6 +158,24 @@ class AdversarialObjective(Objective):
                 )
             if name not in ("attack", *self.inputs, *(("clean",) if self.log_clean else ())):
                 raise ConfigError(f"task.statistics names the {name} pass, which this task does not make.")
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class TwoAnswers(AdversarialObjective):
+    """A loss of the answers at x and at x', whose batch statistics both move."""
+
+    inputs = ("clean", "adversarial")
+
+    statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
+    log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
+
+    def answers(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits (B, K) at x and at x', the same object where eps is 0; and the penalty."""
+        if self.inner.eps == 0:
+            (clean,), penalty = self.call_model(x)
+            return clean, clean, penalty
+        (clean, moved), penalty = self.call_model(x, self.disturb(x, y))
+        return clean, moved, penalty
 
 
 @tasks.register("adversarial")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,21 @@ class Objective(ClassificationTask):
         if penalty is None:
             return {"loss": loss, "output": output, **numbers}
         return {"loss": loss + self.penalty * penalty, "output": output, "penalty": penalty, **numbers}
+
+
+class Wrapped(nn.Module):
+    """A model inside what a loss needs of it; for surgery, checkpoints and evaluation this is the model itself."""
+
+    looks_through: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, by the name under which timm's `unwrap_model` looks for it."""
+        return self.model
 
 
 class Penalties:

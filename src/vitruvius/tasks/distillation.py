@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,38 +23,58 @@ from vitruvius.models import PixelModel, load_model
 from vitruvius.models.config import ModelConfig
 from vitruvius.models.create import create_from_config
 from vitruvius.surgery.base import inner
-from vitruvius.tasks.base import Objective, divergence, tasks
+from vitruvius.tasks.base import Objective, Wrapped, divergence, tasks
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Taught:
+    """What tasks with a teacher share: its settings and itself."""
+
+    teacher: str = required("a timm model or a run folder")
+    teacher_weights: str | None = key(None, "a file with the weights of a timm teacher; null: its pretrained ones")
+    temperature: float = key(1.0, "divides the logits of both before they are compared")
+    distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")
+    task_loss_weight: float | None = key(None, "weight of the labels; null: 1")
+
+    def load_teacher(self: Any, student: PixelModel, *, same_classes: bool = True) -> None:
+        """Make `frozen_teacher`, and `weights` of labels and teacher by timm's rule."""
+        self.frozen_teacher = load_teacher(self.teacher, weights=self.teacher_weights, classes=student.num_classes)
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"task.temperature = {self.temperature}, expected a finite number above 0.")
+        labels, taught = self.task_loss_weight, self.distill_loss_weight
+        if taught is None:
+            taught = 1.0 if labels is None else 1.0 - labels
+        self.weights = (1.0 if labels is None else labels, taught)
+        check_weight(self.weights[0], "task.task_loss_weight")
+        check_weight(self.weights[1], "task.distill_loss_weight")
+        known = self.frozen_teacher.model.num_classes
+        if same_classes and known != student.num_classes:
+            raise ConfigError(
+                f"the teacher knows {known} classes, the student {student.num_classes}; "
+                "take a teacher of the same data, or kind: feature."
+            )
 
 
 @tasks.register("distillation")
 @dataclass(eq=False, repr=False, kw_only=True)
-class Distillation(Objective):
+class Distillation(Taught, Objective):
     """Cross-entropy plus what keeps the student near a teacher: a timm model or a run folder.
 
     A student with a distillation token (deit_*_distilled, levit) learns from the teacher with that token.
     """
 
-    teacher: str = required("a timm model or a run folder")
-    teacher_weights: str | None = key(None, "a file with the weights of a timm teacher; null: its pretrained ones")
     kind: Literal["soft", "hard", "feature"] = key(
         "soft", "the teacher's probabilities (soft), its decision (hard), or its pooled features"
     )
-    temperature: float = key(1.0, "divides the logits of both before they are compared (soft)")
-    distill_loss_weight: float | None = key(None, "weight of the teacher; null: 1, or one minus task_loss_weight")
-    task_loss_weight: float | None = key(None, "weight of the labels; null: 1")
 
     def __post_init__(self, model: nn.Module) -> None:
         super().__post_init__(model)
         student = cast(PixelModel, model)
-        self.frozen_teacher = load_teacher(self.teacher, weights=self.teacher_weights, classes=student.num_classes)
-        check_temperature(self.temperature)
-        self.weights = weights_of(self.task_loss_weight, self.distill_loss_weight)
+        self.load_teacher(student, same_classes=self.kind != "feature")
         if self.kind == "feature":
             self.trainable_module = Featured(student, feature_width(self.frozen_teacher.model))
-        else:
-            check_classes(self.frozen_teacher.model, student)
-            if hasattr(inner(student), "set_distilled_training"):  # both of its heads answer while it trains
-                inner(student).set_distilled_training(True)  # type: ignore[operator]
+        elif hasattr(inner(student), "set_distilled_training"):  # both of its heads answer while it trains
+            inner(student).set_distilled_training(True)  # type: ignore[operator]
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         answer, penalty = self.call_model(input)
@@ -159,48 +179,15 @@ def lesson(student: Tensor, teacher: Tensor, *, hard: bool, temperature: float) 
     return divergence(teacher / temperature, student / temperature).mean() * temperature**2
 
 
-def weights_of(task: float | None, distill: float | None) -> tuple[float, float]:
-    """Weights of labels and teacher, by timm's rule; None is where the recipe says nothing."""
-    weights = (1.0, 1.0)
-    if distill is not None:
-        weights = (1.0 if task is None else task), distill
-    elif task is not None:
-        weights = (task, 1.0 - task)
-    check_weight(weights[0], "task.task_loss_weight")
-    check_weight(weights[1], "task.distill_loss_weight")
-    return weights
-
-
-def check_temperature(temperature: float) -> None:
-    """Refuse a temperature by which no logits can be divided."""
-    if not 0 < temperature < math.inf:
-        raise ConfigError(f"task.temperature = {temperature}, expected a finite number above 0.")
-
-
-def check_classes(teacher: PixelModel, student: PixelModel) -> None:
-    """Refuse a teacher of other classes, which has nothing to say about these."""
-    if teacher.num_classes != student.num_classes:
-        raise ConfigError(
-            f"the teacher knows {teacher.num_classes} classes, the student {student.num_classes}; "
-            "take a teacher of the same data, or kind: feature."
-        )
-
-
-class Featured(nn.Module):
+class Featured(Wrapped):
     """x → (logits (B, K), features (B, T)), T the teacher's width; a linear map where the student's differs."""
 
-    looks_through: ClassVar[bool] = True  # for surgery, checkpoints and evaluation this is the model inside
+    model: PixelModel
 
     def __init__(self, model: PixelModel, width: int) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         student = feature_width(model)
         self.projection = nn.Identity() if student == width else nn.Linear(student, width)
-
-    @property
-    def module(self) -> nn.Module:
-        """The model, by the name under which timm's `unwrap_model` looks for it."""
-        return self.model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and features of pixels (B, C, H, W)."""

@@ -120,7 +120,13 @@ class InnerAttack:
         if self.eps == 0:
             return x
         with self.model_mode(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
-            answer = self._checked(scaled_for_half(called, x), x, y)
+            kind = x.device.type
+            half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+            answer: Any = Scaled(called) if half else called
+            if not self.checked:  # the first batch: images are pixels, labels are classes, logits are numbers
+                self.checked = True
+                check_inputs(x, y)
+                answer = Searched(answer, y) if isinstance(self.attack, Attack) else answer
             labels = full_precision(answer(x)).softmax(1) if from_answer else hard_labels(y)
             ids = draws.keys(x)
             if isinstance(self.attack, Attack):  # which has a search without checks
@@ -132,14 +138,6 @@ class InnerAttack:
         if self.mode == "eval":
             return in_eval_mode(model)
         return batch_norm_frozen(model) if self.freeze_batch_norm else nullcontext()
-
-    def _checked(self, answer: nn.Module, x: Tensor, y: Tensor) -> Any:
-        """On the first batch: images are pixels, labels are classes, logits are numbers."""
-        if self.checked:
-            return answer
-        self.checked = True
-        check_inputs(x, y)
-        return Searched(answer, y) if isinstance(self.attack, Attack) else answer
 
     def _attack_at(self, share: float) -> Threat:
         """The attack at a share of the final eps; its eps and step size are tensors where steps read those."""
@@ -205,15 +203,8 @@ def precision_of(name: str, x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(x.device.type, torch.bfloat16, enabled=name == "bf16")
 
 
-def scaled_for_half(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model; under float16 autocast with larger gradients inside, and the same gradient at the image."""
-    kind = x.device.type
-    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-    return Scaled(model) if half else model
-
-
 class Scaled(nn.Module):
-    """Gradients are multiplied where they enter and divided where they leave."""
+    """Under float16 autocast: larger gradients inside, multiplied where they enter and divided where they leave."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -12,20 +12,16 @@ from torch import Tensor, nn
 
 from vitruvius._checks import check_weight
 from vitruvius._config import key
-from vitruvius.tasks.adversarial import AdversarialObjective, Statistics
+from vitruvius.tasks.adversarial import TwoAnswers
 from vitruvius.tasks.base import accuracy, divergence, log_probabilities, tasks
 
 
 @tasks.register("mart")
 @dataclass(eq=False, repr=False, kw_only=True)
-class Mart(AdversarialObjective):
+class Mart(TwoAnswers):
     """Boosted cross-entropy at x' plus beta times a divergence that weighs misclassified images more."""
 
-    inputs = ("clean", "adversarial")
-
     beta: float = key(5.0, "weight of the divergence")
-    statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
-    log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
     binary: bool = field(default=False, init=False)  # equation 11 has a form of its own
 
     def __post_init__(self, model: nn.Module) -> None:
@@ -34,11 +30,9 @@ class Mart(AdversarialObjective):
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)
-        if self.inner.eps == 0:  # both answers are one
-            (clean,), penalty = self.call_model(input)
-            output, gap = clean, clean.new_zeros(())
-        else:
-            (clean, output), penalty = self.call_model(input, self.disturb(input, target))
+        clean, output, penalty = self.answers(input, target)
+        gap = clean.new_zeros(())
+        if output is not clean:
             gap = (divergence(clean, output) * doubt(clean, target)).mean()
         numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
         loss = self.criterion(output, target) + runner_up(output, target)

@@ -5,7 +5,7 @@ loss = C(f(x), y) + β · mean KL(p(x) ‖ p(x')), x' climbs the same divergence
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
@@ -16,22 +16,19 @@ from vitruvius._errors import ConfigError
 from vitruvius.attacks.base import KL
 from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.targeted_pgd import TargetedPGD
-from vitruvius.tasks.adversarial import AdversarialObjective, Statistics
+from vitruvius.tasks.adversarial import TwoAnswers
 from vitruvius.tasks.base import accuracy, divergence, tasks
 from vitruvius.tasks.inner import Spec, bound_attack, read_attack
 
 
 @tasks.register("trades")
 @dataclass(eq=False, repr=False, kw_only=True)
-class Trades(AdversarialObjective):
+class Trades(TwoAnswers):
     """Cross-entropy at x plus beta times the divergence between the answers at x and at x'."""
 
     climbs_answers = True
-    inputs = ("clean", "adversarial")
 
     beta: float = key(6.0, "weight of the divergence")
-    statistics: Statistics = key(("clean", "adversarial"), "passes that add to the running statistics of batch norms")
-    log_clean: bool = field(default=False, init=False)  # the loss has the clean answer anyway
 
     def __post_init__(self, model: nn.Module) -> None:
         check_weight(self.beta, "task.beta")
@@ -40,12 +37,8 @@ class Trades(AdversarialObjective):
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)
-        if self.inner.eps == 0:  # both answers are one
-            (clean,), penalty = self.call_model(input)
-            output, gap = clean, clean.new_zeros(())
-        else:
-            (clean, output), penalty = self.call_model(input, self.disturb(input, target))
-            gap = divergence(clean, output).mean()
+        clean, output, penalty = self.answers(input, target)
+        gap = clean.new_zeros(()) if output is clean else divergence(clean, output).mean()
         numbers |= {"clean_accuracy": accuracy(clean, target), "divergence": gap.detach()}
         return self.total(self.criterion(clean, target) + self.beta * gap, output, penalty, **numbers)
 
