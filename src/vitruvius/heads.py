@@ -145,11 +145,7 @@ class Site:
         return slice(self.num_prefix_tokens, None)
 
     def require(self, part: str, *kinds: Attends, remedy: str = "") -> None:
-        """Refuse this site unless it attends in one of the given ways.
-
-        `part` is the name of what refuses; `kinds` are tokens, channels, windows, class or downsampled; `remedy` is a
-        sentence that goes into the error (default: none).
-        """
+        """Refuse this site to `part` unless it attends over one of the `kinds`; `remedy` goes into the error."""
         if self.attends not in kinds:
             raise self.unsuitable(part, f"needs attention over {' or '.join(kinds)}", remedy)
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hardened import small, some_digits
 
 from vitruvius._errors import ConfigError, UnknownName
 from vitruvius.attention import part
-from vitruvius.models import create_model
 from vitruvius.tasks import tasks
 from vitruvius.tasks.supervised import Supervised
 
-
-def make(*parts: Any, depth: int = 2) -> Any:
-    model = create_model("vitruvius/vit_digits", attention=parts, depth=depth, embed_dim=24, seed=3)
-    return model.train()
-
-
-@pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(6, 3, 8, 8, generator=generator), torch.randint(10, (6,), generator=generator)
+make: Any = partial(small, depth=2)
+batch = pytest.fixture(some_digits)
 
 
 def test_hard_labels_give_cross_entropy(batch: Any) -> None:
@@ -103,8 +96,8 @@ def gradients(model: Any, batch: Any, task: Any = None) -> tuple[float, dict[str
 @pytest.mark.parametrize("how", ["checkpointing", "compiled", "both"])
 def test_the_penalty_counts_once(how: str, batch: Any) -> None:
     depth = 2 if how == "checkpointing" else 1
-    expected = gradients(make(part("low_rank", rank=1), depth=depth), batch)
-    model = make(part("low_rank", rank=1), depth=depth)
+    expected = gradients(small(part("low_rank", rank=1), depth=depth), batch)
+    model = small(part("low_rank", rank=1), depth=depth)
     if how != "compiled":
         model.model.set_grad_checkpointing()
     task = Supervised(model, penalty=0.5)

@@ -74,7 +74,6 @@ class Part(TakesHeads):
         cls.takes_context = "context" in inspect.signature(cls.forward).parameters
 
     def extra_repr(self) -> str:
-        """The settings that it keeps under their names."""
         kept = [name for name in inspect.signature(type(self)).parameters if name in vars(self)]
         return ", ".join(f"{name}={vars(self)[name]!r}" for name in kept)
 
@@ -91,7 +90,6 @@ class Stage(Part):
     adds_values: bool = False
 
     def forward(self, heads: Heads) -> Heads:
-        """What becomes of `heads`."""
         raise NotImplementedError
 
     def register_forward_hook(self, hook: Callable[..., Any], **settings: Any) -> Any:
@@ -127,7 +125,6 @@ class Kernel(Part):
     """
 
     def forward(self, heads: Heads) -> Tensor:
-        """The output (B, H, N, E) for `heads`."""
         raise NotImplementedError
 
     def finish(self, out: Tensor) -> Tensor:

@@ -44,10 +44,7 @@ def interpolate(pattern: Tensor, old: Site, new: Site) -> Tensor:
 def interpolate_state(
     state: Mapping[str, Tensor], old: Mapping[str, Site], new: Mapping[str, Site]
 ) -> dict[str, Tensor]:
-    """A checkpoint whose masks and matrices fit the sites of the same model at another image size.
-
-    `old` and `new` are the sites by name, as `survey` describes the model at both sizes.
-    """
+    """A checkpoint that fits the same model at another image size; `old` and `new` are its sites (`survey`) at both."""
     changed = dict(state)
     for name in old.keys() & new.keys():
         for key in (f"{name}.{ending}" for ending in RESAMPLED):

@@ -128,10 +128,7 @@ def principal_heads(rows: Tensor, rank: int) -> Tensor:
 
 @torch.no_grad()
 def fold_into(weights: HeadWeights, low_rank: LowRank) -> None:
-    """Merge the auto-encoder into the projections: W' = (M ⊗ I) W, b' = M b + c. Exact; the stage can then go.
-
-    `weights` are views into the projections of the site (`head_weights`), which are written to.
-    """
+    """Merge the auto-encoder into a site's `weights`: W' = (M ⊗ I) W, b' = M b + c. Exact; the stage can then go."""
     merged: list[tuple[Tensor, Tensor]] = []
     for name in low_rank.tensors:
         mixing, constant = (part.double() for part in low_rank.mixing(name))

@@ -95,7 +95,6 @@ def read_masks(file: StrPath) -> dict[str, Tensor]:
 
 
 def _read(site: Site, file: StrPath) -> Tensor:
-    """The site's pattern in a file, True = kept."""
     masks = read_masks(file)
     if site.name not in masks:
         known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")

@@ -257,10 +257,7 @@ def tile_order(num_queries: int, grid: tuple[int, int] | None, prefix: int, bloc
 
 
 def make_buckets(keep: Tensor, order: Tensor, block: int) -> list[Bucket]:
-    """Blocks of `block` queries in this order, for each head; together with others that need about as many keys.
-
-    `keep` is the mask (H, N, M), True = kept; `order` (N) lists the queries.
-    """
+    """Blocks of `block` queries in this `order` (N), for each head of the mask `keep` (H, N, M), in buckets."""
     H, N, M = keep.shape
     blocks: list[Block] = []
     block = min(block, len(order))

@@ -53,8 +53,6 @@ def symmetrise(weights: HeadWeights) -> None:
 
     With x̃ = (x, 1), q·k is x̃ᵀ G ỹ. Of all K̃ᵀK̃ of rank at most D the nearest to G (Frobenius) is made of
     the D largest positive eigenpairs of (G + Gᵀ)/2. Without biases G has no row and column for the 1.
-
-    `weights` are views into the projections of a site (`head_weights`); those of the keys are written to.
     """
     if (weights.q_bias is None) != (weights.k_bias is None):
         raise SurgeryError("symmetrise needs biases on both q and k, or on neither; this site has one of them.")

@@ -50,10 +50,7 @@ class ToMe(Stage):
 
 
 def merge(tokens: Tensor, sizes: Tensor, keys: Tensor, r: int, prefix: int) -> tuple[Tensor, Tensor]:
-    """Tokens (B, N, C) and `sizes` (B, N) with `r` fewer, by the similarity of `keys` (B, N, D).
-
-    The first `prefix` tokens are left alone.
-    """
+    """Tokens (B, N, C) and `sizes` (B, N) with `r` fewer, by `keys` (B, N, D); the first `prefix` are left alone."""
     r = min(r, (tokens.shape[1] - prefix) // 2)
     if r <= 0:
         return tokens, sizes

@@ -94,10 +94,7 @@ def create_model(
 def create_from_config(
     config: ModelConfig, rules: Sequence[AttentionRule] = (), *, init: InitSpec | None = None, seed: int = 0
 ) -> PixelModel:
-    """The model a recipe describes, weights included.
-
-    `config` is its `model:` section, `rules` its `attention:`, `init` its start (default: timm's), `seed` its seed.
-    """
+    """The model that the sections `model:`, `attention:` and `init:` of a recipe describe, weights included."""
     settings: dict[str, Any] = {key: getattr(config, key) for key in ("positions", "restride", "mean", "std")}
     settings |= {"attention": rules, "init": init, "seed": seed, **config.kwargs}
     model = create_model(config.name, pretrained=config.pretrained, **settings)
@@ -112,10 +109,7 @@ def create_from_config(
 
 
 def start_auto_encoders(model: nn.Module, only: set[str] | None = None) -> None:
-    """`low_rank` begins as the projection that keeps most of q and k, unless its start is the released one.
-
-    `only` names the sites that are meant, default all.
-    """
+    """Let `low_rank` (at the sites `only`) begin as the projection that keeps most of q and k; released starts stay."""
     sites = []
     for name, module in inner(model).named_modules():
         site = name.removesuffix(".core.low_rank")
@@ -148,10 +142,7 @@ def load_model(run: str | Path, *, best: bool = True, trust_plugins: bool = Fals
 
 
 def load_run(recipe: Mapping[str, Any], run: str | Path, *, best: bool = True) -> PixelModel:
-    """The model that the `recipe` of a run describes, with the weights that lie in the folder `run`.
-
-    `best` takes the best weights where there are any (the default), else the last ones.
-    """
+    """The model of a run's `recipe`, with the `best` weights in the folder `run` if there are any, else the last."""
     source = str(join(run, "config.yaml"))
     own_weights = {"pretrained": False, "weights": None, "reset_head": False}
     config = build(ModelConfig, {**(recipe.get("model") or {}), **own_weights}, source=source)

@@ -23,10 +23,7 @@ NORMS = 8
 
 
 class GhostNorm(nn.Module):
-    """Training normalises each part of a batch by itself, evaluation all images by the statistics of the first part.
-
-    `num_features` are the channels; `device` and `dtype` where and in which type it is made (default: torch's own).
-    """
+    """Training normalises each part of a batch by itself, evaluation all images by the statistics of the first part."""
 
     def __init__(
         self, num_features: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -52,10 +49,7 @@ class GhostNorm(nn.Module):
 
 
 class EightNorms(nn.Module):
-    """Eight ghost batch norms, of which the first is used, and one weight and bias for each channel.
-
-    `num_features` are the channels; `device` and `dtype` where and in which type it is made (default: torch's own).
-    """
+    """Eight ghost batch norms, of which the first is used, and one weight and bias for each channel."""
 
     bn0: GhostNorm
 
@@ -76,16 +70,12 @@ class EightNorms(nn.Module):
             nn.init.constant_(parameter, float(name.endswith("weight")))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` (B, C, H, W), normalised, scaled and shifted."""
         scaled: Tensor = self.aff(self.bn0(x))
         return scaled
 
 
 def resnet50_gelu_adv(**kwargs: Any) -> nn.Module:
-    """timm's ResNet-50 with these norms; every residual branch begins at its full strength, as in the original.
-
-    `kwargs` are those of timm's ResNet: num_classes, in_chans, drop_rate, ….
-    """
+    """timm's ResNet-50 with these norms; every residual branch begins at its full strength, as in the original."""
     made: nn.Module = timm.create_model("resnet50", act_layer="gelu", norm_layer=EightNorms, **kwargs)
     for module in made.modules():
         if isinstance(module, EightNorms):

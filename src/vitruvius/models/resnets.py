@@ -62,17 +62,12 @@ class Group(nn.Module):
         self.layer = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` (B, C, H, W) through all blocks."""
         out: Tensor = self.layer(x)
         return out
 
 
 class PreActivated(nn.Module):
-    """What both ResNets are: a convolution, stages of `count` blocks, a classifier; with timm's methods.
-
-    num_classes: of the classifier; 0 leaves it out. drop_rate: dropout before it. drop_path_rate: probability that a
-    sample skips a block, the same in all blocks.
-    """
+    """What both ResNets are: a convolution, stages of `count` blocks, a classifier; with timm's methods."""
 
     stages: ClassVar[tuple[str, ...]]
     classifier: ClassVar[str]

@@ -19,7 +19,6 @@ class KeysAndValues(nn.Linear):
     """(…, C) → (…, 3C): queries, keys and values, from a projection that makes 2C; the queries are the keys."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` is (…, C)."""
         keys_and_values = super().forward(input)
         keys, _ = keys_and_values.chunk(2, dim=-1)
         return torch.cat([keys, keys_and_values], dim=-1)

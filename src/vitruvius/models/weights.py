@@ -71,10 +71,7 @@ def load_weights(
 
 
 def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: Collection[str] = ()) -> list[str]:
-    """Keys that the weights `state` lack and may lack; whatever else does not fit `model` is a CheckpointError.
-
-    `name` is what the error calls the weights; `new` are keys of the model that are meant to be new.
-    """
+    """Keys that `state` lacks and may, those in `new` among them; what else does not fit is an error about `name`."""
     target = model.state_dict()
     missing = [key for key in target if key not in state]
     unexplained = [key for key in missing if key not in new and not _belongs_to_new_part(key, state)]

@@ -30,11 +30,6 @@ class Socket:
     A subclass sets `family` and `attends`, repeats upstream's `forward` with its softmax replaced by
     `self.core(Heads(…))`, and says in `head_weights` where the projections lie, if not in `qkv` and `proj`. The methods
     other than `forward` must work on bare upstream modules too, so they use upstream's attributes only.
-
-    `forward` takes what upstream's takes: `x`: tokens (B, N, C), or a feature map where upstream attends over one.
-    `attn_mask`, `is_causal`: which keys a query may see; default all. `mask`: of shifted windows, (W, N, N), added to
-    the scores; default none. `rope`: rotary positions of the patches; default none. `shared_rel_pos`,
-    `shared_rel_pos_bias`: relative positions that all blocks share; default none.
     """
 
     family: ClassVar[str]
@@ -162,10 +157,7 @@ def fused_biases(bias: Tensor | None, *shape: int, kind_axis: int = 0) -> tuple[
 
 
 def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
-    """Views where one projection makes q, k and v, one after the other, each head by head.
-
-    `qkv` and `proj` are linear layers or 1x1 convolutions, before and after the `num_heads` heads.
-    """
+    """Views where one projection makes q, k and v, one after the other, each head by head."""
     if qkv.weight.shape[0] != 3 * proj.weight.shape[1]:
         raise UnsuitableSite(
             f"{type(qkv).__name__} has {qkv.weight.shape[0]} rows for an attention of width {proj.weight.shape[1]}: no "
@@ -177,10 +169,7 @@ def fused_head_weights(qkv: Any, proj: Any, num_heads: int) -> HeadWeights:
 
 
 def separate_head_weights(q: Any, k: Any, v: Any, proj: Any, num_heads: int) -> HeadWeights:
-    """Views where q, k and v have a projection each.
-
-    `q`, `k` and `v` are linear layers or 1x1 convolutions, `proj` the one after the `num_heads` heads.
-    """
+    """Views where q, k and v have a projection each."""
     shapes = [(num_heads, linear.weight.shape[0] // num_heads) for linear in (q, k, v)]
     q_rows, k_rows, v_rows = (rows(linear, *shape) for linear, shape in zip((q, k, v), shapes, strict=True))
     by_kind = [biases(linear.bias, *shape) for linear, shape in zip((q, k, v), shapes, strict=True)]

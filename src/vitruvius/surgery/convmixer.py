@@ -22,10 +22,7 @@ from vitruvius.surgery.base import inner
 
 
 class SharedFilters(nn.Conv2d):
-    """A depth-wise convolution whose channels choose among F filters: weight (F, 1, K, K), choice (C,).
-
-    `forward` takes `x` (B, C, H, W), as a convolution does.
-    """
+    """A depth-wise convolution whose channels choose among F filters: weight (F, 1, K, K), choice (C,)."""
 
     choice: Tensor
 
@@ -75,7 +72,12 @@ def use_filters(
         choice = torch.arange(channels, device=generator.device)  # of filters: each channel's own, or one at random
         if count < channels:
             choice = torch.randint(count, (channels,), generator=generator, device=generator.device)
-        _write(convolution, made, bias, choice, softmax=softmax)
+        _set_plain(convolution, made)
+        if convolution.bias is not None:
+            convolution.bias.data.copy_(bias)
+        if softmax or count < channels:
+            convolution.__class__ = SoftmaxFilters if softmax else SharedFilters
+            convolution.register_buffer("choice", choice.to(convolution.weight.device))
         convolution.requires_grad_(trainable)
     return model
 
@@ -93,16 +95,6 @@ def _depthwise(model: nn.Module) -> list[nn.Conv2d]:
     if not isinstance(root, ConvMixer):
         raise SurgeryError(f"filters are for timm's ConvMixer; this is a {type(root).__name__}.")
     return [m for m in root.blocks.modules() if isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1]
-
-
-@torch.no_grad()
-def _write(convolution: nn.Conv2d, made: Tensor, bias: Tensor, choice: Tensor, *, softmax: bool) -> None:
-    _set_plain(convolution, made)
-    if convolution.bias is not None:
-        convolution.bias.copy_(bias)
-    if softmax or len(made) < len(choice):
-        convolution.__class__ = SoftmaxFilters if softmax else SharedFilters
-        convolution.register_buffer("choice", choice.to(convolution.weight.device))
 
 
 def _set_plain(convolution: nn.Conv2d, weight: Tensor) -> None:

@@ -31,10 +31,7 @@ class EvaSocket(Rotary, Socket, EvaAttention):
 
 
 class BeitSocket(Socket, beit.Attention):
-    """BEiT and BEiT v2, relative positions of its own or shared.
-
-    q and v have biases and k has none, as in EVA.
-    """
+    """BEiT and BEiT v2, relative positions of its own or shared."""
 
     family = "beit"
 

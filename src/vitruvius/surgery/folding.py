@@ -63,10 +63,7 @@ def fold(model: nn.Module, where: Where = "*", *, add_bias: bool = False, input_
 
 
 def start_low_rank(model: nn.Module, where: Where = "*", *, input_size: Size | None = None) -> nn.Module:
-    """Let every matching `low_rank` begin as the projection that keeps most of the q and k of `model`; in place.
-
-    `where` and `input_size` are those of `rewire`.
-    """
+    """Let every matching `low_rank` begin as the projection that keeps most of the q and k of `model`; in place."""
     stages = _first_stages(model, where)
     for name, (_, weights) in head_weights(model, list(stages), input_size=input_size).items():
         stages[name].start_from_weights(weights)

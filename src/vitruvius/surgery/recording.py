@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -22,10 +22,7 @@ OnHeads = Callable[[str, Heads], None]
 
 
 class Recording(Shown, dict[str, Heads]):
-    """The Heads that entered each site of a model in its last run, by the name of the site.
-
-    model: that was run.
-    """
+    """The Heads that entered each site of a model in its last run, by the name of the site."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,13 +76,12 @@ def record(
     lent = {name: _softmax_core(name, module) for name, module in bare.items()}
     plug(bare, lent)
     seen = Recording(model)
-    handles: list[Any] = []
     try:
-        handles += [_watch(module, name, on_heads or seen.__setitem__, detach) for name, module in modules.items()]
-        yield seen
+        with ExitStack() as hooks:
+            for name, module in modules.items():
+                hooks.enter_context(_watch(module, name, on_heads or seen.__setitem__, detach))
+            yield seen
     finally:
-        for handle in handles:
-            handle.remove()
         for name, module in bare.items():
             if getattr(module, "core", None) is lent[name]:  # it may have been restored or rewired meanwhile
                 unplug(module)

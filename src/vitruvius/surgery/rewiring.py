@@ -136,10 +136,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def plug(modules: Mapping[str, Any], cores: Mapping[str, Core]) -> None:
-    """Swap classes and attach cores, each on the device and in the precision of its site's weights.
-
-    `modules` are upstream's, or sockets already; both are by the name of the site.
-    """
+    """Swap classes and attach cores, each on the device and in the precision of its site's weights."""
     for name, module in modules.items():
         weight = next(p for p in module.parameters() if p.is_floating_point())
         cores[name].to(weight).train(module.training)

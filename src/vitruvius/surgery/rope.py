@@ -68,11 +68,7 @@ class RopeSocket(Rotary, Socket, AttentionRope):
 
 
 def rotate(module: Any, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys (B, H, N, D) by their positions, in the dtype of v; prefix tokens have none.
-
-    `module` is the attention, which knows how many prefix tokens there are; `rope` holds sines and cosines of the
-    patches, None turns nothing.
-    """
+    """Turn q and k (B, H, N, D) by the sines and cosines of the patches, in the dtype of v; prefix tokens have none."""
     if rope is None:
         return q, k
     prefix = module.num_prefix_tokens

@@ -94,11 +94,7 @@ class Stream(NamedTuple):
 
 
 class BlockSocket(Block):
-    """A ViT block that gives its core the states of the block before, and lets it reduce tokens before the MLP.
-
-    `x` are tokens (B, N, C), or a `Stream` of them with states; `attn_mask` and `is_causal` say which keys a query may
-    see (default: all).
-    """
+    """A ViT block that gives its core the states of the block before, and lets it reduce tokens before the MLP."""
 
     passes_on: bool
 

@@ -58,10 +58,7 @@ class Target:
         return self.make()
 
     def save_config(self, folder: Path | None = None) -> None:
-        """Write config.yaml for a model that has no run folder, so that a report reads its results like a run's.
-
-        `folder` is where; by default the target's own.
-        """
+        """Write config.yaml for a model that has no run folder, so that a report reads its results like a run's."""
         if not self.is_run:
             versions = {name: version(name) for name in ("vitruvius", "torch", "timm")}
             plain = {**to_plain(self.config), "versions": versions}
@@ -165,10 +162,7 @@ def check_settings(overrides: Sequence[str], free: tuple[str, ...], why: str) ->
 
 
 def local_run(target: str | Path) -> str:
-    """Where a run can be read on this machine: the copy of a run at a URL, anything else as it is written.
-
-    target: a run folder, its URL, or any other target. Of a copy that is there only what has changed is downloaded.
-    """
+    """Where a run can be read on this machine: the copy of a run at a URL, anything else as it is written."""
     return str(fetch(target, states=False)) if isinstance(target, str) and is_url(target) else str(target)
 
 
@@ -182,8 +176,6 @@ def check_numbering(target: Target, loader: Loader) -> None:
 
     A run with its own data is not refused; its head may be larger than necessary. Arrays and files that say labels and
     no classes are not either.
-
-    `target` has been opened; `loader` brings the images it will answer.
     """
     data = target.config.data
     known = target.model.num_classes

@@ -50,11 +50,7 @@ class HuggingFaceModel:
 
 
 class Classifier(nn.Module):
-    """A classifier of transformers as a timm model looks: images in, logits out, and its preprocessing beside it.
-
-    `network` is the classifier of transformers, `preprocessing` what timm's resolver reads: size, mean, standard
-    deviation.
-    """
+    """A classifier of transformers as a timm model looks: images in, logits out, and its preprocessing beside it."""
 
     def __init__(self, network: Any, preprocessing: Mapping[str, Any]) -> None:
         from vitruvius.surgery.sites import prefix_tokens

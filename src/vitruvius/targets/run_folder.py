@@ -40,15 +40,10 @@ class RunFolder:
     has_data = True
 
     def accepts(self, text: str) -> bool:
-        """Whether `text` is the path of a folder."""
         return Path(text).is_dir()
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
-        """The trained model; only data and device can be changed, and plugins trusted.
-
-        `text` is the folder, `overrides` are settings `section.key=value`; `trust_plugins` imports what the recipe
-        names under `plugins:`.
-        """
+        """The trained model; only data and device can be changed, and plugins trusted."""
         folder = Path(text)
         source = str(folder / "config.yaml")
         if not Path(source).is_file():
@@ -92,7 +87,6 @@ class RemoteRun:
         return is_url(text)
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
-        """The run in its local copy."""
         opened = RunFolder().open(local_run(text), overrides, trust_plugins=trust_plugins)
         return replace(opened, text=text)
 
@@ -110,10 +104,7 @@ class ZooCheckpoint:
         return text.startswith(PREFIX) and not own_run and find_checkpoint(text).is_dir()
 
     def open(self, text: str, overrides: Sequence[str], *, trust_plugins: bool) -> Target:
-        """The checkpoint with its own data, or the few pictures beside it; only data and device can be changed.
-
-        Results go to runs/.
-        """
+        """The checkpoint with its own data, or the few pictures beside it; results go to runs/."""
         folder = find_checkpoint(text)
         opened = RunFolder().open(str(folder), overrides, trust_plugins=trust_plugins)
         if (folder / PICTURES).is_file() and not any(word.startswith("data.root=") for word in overrides):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,7 +34,7 @@ class Passes(Wrapped):
     def __init__(self, model: nn.Module, updating: tuple[bool, ...]) -> None:
         super().__init__(model)
         self.updating = updating
-        self._called = (model,)  # in a tuple: what is compiled must not be registered a second time
+        self.called = (model,)  # compiled or not; in a tuple: what is compiled must not be registered a second time
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.one(x, updating=updating) for x, updating in zip(inputs, self.updating, strict=False))
@@ -42,14 +43,8 @@ class Passes(Wrapped):
         """One pass of the model, compiled if it is."""
         statistics: AbstractContextManager[None] = nullcontext() if updating else batch_norm_frozen(self.model)
         with statistics:
-            logits: Tensor = self._called[0](x)
+            logits: Tensor = self.called[0](x)
         return logits
-
-    def compile_inside(self, **settings: Any) -> nn.Module:
-        """Compile the model, so that all passes share one graph."""
-        compiled: nn.Module = torch.compile(self.model, **settings)  # type: ignore[assignment]
-        self._called = (compiled,)
-        return compiled
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -101,21 +96,19 @@ class AdversarialObjective(Objective):
 
     def recording_key(self) -> Hashable:
         """Whether there is an attack at all, where its radius is on the device; else the share that it has reached."""
-        return self.inner.eps == 0 if self.inner.is_on_device else self.inner.share
+        return self.inner.share if self.inner.on_device is None else self.inner.eps == 0
 
     def read_settings_from(self, device: torch.device) -> None:
-        """The radius of the attack, and its step size."""
         self.inner.keep_radius_on(device)
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
-        """torch.compile the passes of the loss, and with `compile_attack` those of the attack.
-
-        The arguments are torch.compile's.
-        """
+        """torch.compile the passes of the loss, and with `compile_attack` those of the attack."""
         passes = self.passes()
+        compiled: Any = partial(torch.compile, passes.model, backend=backend, mode=mode, **settings)
         if self.compile_attack:
-            self._attacked = (torch.compile(passes.model, backend=backend, mode=mode, **settings),)  # type: ignore[assignment]
-        return passes.compile_inside(backend=backend, mode=mode, **settings)
+            self._attacked = (compiled(),)
+        passes.called = (compiled(),)  # all passes share one graph
+        return passes.called[0]
 
     def get_eval_model(self, module: nn.Module | None = None, ema: bool = False) -> nn.Module | None:
         """The model itself: evaluation knows nothing of passes."""
@@ -141,7 +134,8 @@ class AdversarialObjective(Objective):
 
     def numbers(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """eps; and, if it is logged, how the model does on the images themselves."""
-        eps = {"eps": self.inner.logged_eps(x)}
+        read = self.inner.on_device  # where it is, a recorded step must read it there
+        eps = {"eps": x.new_full((), self.inner.eps) if read is None else read[0].to(x.dtype)}
         if not self.log_clean:
             return eps
         with torch.no_grad(), frozen(self.passes().model):

@@ -73,10 +73,7 @@ class Objective(ClassificationTask):
         """Called before every update: how many epochs are done, and how many updates in the whole run."""
 
     def call_model(self, *inputs: Tensor) -> tuple[Any, Tensor | None]:
-        """What the trainable module answers, and the penalty of its stages, a mean over the inputs.
-
-        `inputs` are batches (B, C, H, W), one for each pass of the loss.
-        """
+        """What the trainable module answers to a batch (B, C, H, W) for each pass, and the penalty, a mean of them."""
         if self.penalties is None:
             return self.trainable_module(*inputs), None
         with self.penalties.collecting() as terms:
@@ -94,10 +91,7 @@ class Objective(ClassificationTask):
         """
 
     def total(self, loss: Tensor, output: Tensor, penalty: Tensor | None, **numbers: Tensor) -> dict[str, Tensor]:
-        """What a task returns: the whole loss, the logits (B, K) that are judged, and numbers for the log.
-
-        `penalty` is as `call_model` returned it.
-        """
+        """What a task returns: the whole loss, the logits (B, K) that are judged, and numbers for the log."""
         if penalty is None:
             return {"loss": loss, "output": output, **numbers}
         return {"loss": loss + self.penalty * penalty, "output": output, "penalty": penalty, **numbers}
@@ -159,10 +153,7 @@ class Penalties:
 
 
 class Criterion(nn.Module):
-    """Cross-entropy, or with `binary` binary cross-entropy a class, on labels (B) or distributions (B, K).
-
-    `smoothing` is the share of a label that is spread over all classes.
-    """
+    """Cross-entropy, or with `binary` one for each class, on labels (B) or distributions (B, K)."""
 
     def __init__(self, *, smoothing: float = 0.0, binary: bool = False) -> None:
         super().__init__()

@@ -111,7 +111,6 @@ class Distillation(Taught, Objective):
     def load_task_state(
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
-        """Put back what `get_task_state` returned; None for a run that has none."""
         if state:
             self.featured().projection.load_state_dict(state["projection"], strict=strict)
 

@@ -79,6 +79,5 @@ class Free(Objective):
     def load_task_state(
         self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
     ) -> None:
-        """Put back what `get_task_state` returned; None for a run that has none."""
         if state:
             self.delta = state["delta"].to(device_of(self.trainable_module))

@@ -71,13 +71,12 @@ class InnerAttack:
         self.coupled = coupled
         self.step = self._named_step(coupled)
         self.checked = False
-        self._on_device: Tensor | None = None  # (2,) eps and step size, where a recorded step reads them
+        self.on_device: Tensor | None = None  # (2,) eps and step size, where a recorded step reads them
         self.share: float | None = None  # of the final eps; not known before `at`
         self.at(epoch=0, update=0, updates_per_epoch=1)
 
     @property
     def threat(self) -> tuple[str, float]:
-        """The norm and the radius that training leads to."""
         return self.norm.name, self.final_eps
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
@@ -89,25 +88,16 @@ class InnerAttack:
             self.attack = self._attack_at(share)
 
     @property
-    def is_on_device(self) -> bool:
-        """Whether steps read eps from a tensor, so that one recording serves every radius but 0."""
-        return self._on_device is not None
-
-    @property
     def radius(self) -> float | Tensor:
         """eps as it is now; a tensor where steps read it from the device."""
-        return self.eps if self._on_device is None else self._on_device[0]
+        return self.eps if self.on_device is None else self.on_device[0]
 
     def keep_radius_on(self, device: torch.device) -> None:
         """From now on steps read eps and the step size from the device, if the attack can; their values stay."""
         if getattr(self.attack, "radius_may_be_tensor", False):
-            self._on_device = torch.zeros(2, dtype=torch.float64, device=device)
+            self.on_device = torch.zeros(2, dtype=torch.float64, device=device)
             assert self.share is not None
             self.attack = self._attack_at(self.share)
-
-    def logged_eps(self, x: Tensor) -> Tensor:
-        """eps as a number for the log, of x's type and on its device."""
-        return x.new_full((), self.eps) if self._on_device is None else self._on_device[0].to(x.dtype)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, called: nn.Module, draws: BatchDraws, from_answer: bool = False
@@ -143,16 +133,16 @@ class InnerAttack:
         """The attack at a share of the final eps; its eps and step size are tensors where steps read those."""
         settings = {} if self.step is None else {"step_size": self.step * share if self.coupled else self.step}
         attack = self.make_attack(eps=self.eps, **settings)
-        if self._on_device is None:
+        if self.on_device is None:
             return attack
         assert isinstance(attack, Attack)
         reading = copy.copy(attack)
         step = 0.0
         if isinstance(attack, PGD):
             step = attack.step_length()
-            object.__setattr__(reading, "step_size", self._on_device[1])
-        object.__setattr__(reading, "eps", self._on_device[0])
-        self._on_device.copy_(torch.tensor([attack.eps, step], dtype=torch.float64), non_blocking=True)
+            object.__setattr__(reading, "step_size", self.on_device[1])
+        object.__setattr__(reading, "eps", self.on_device[0])
+        self.on_device.copy_(torch.tensor([attack.eps, step], dtype=torch.float64), non_blocking=True)
         return reading
 
     def _named_step(self, coupled: bool) -> float | None:
