@@ -39,20 +39,16 @@ def without_gradient(model: nn.Module) -> list[str]:
     return [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
 
 
+@pytest.mark.parametrize("core", ["softmax", "rpc"])
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_every_weight_gets_a_gradient(family: Family) -> None:
-    model, x = rewired(family, "softmax")
-    loss_of(model, x).backward()
-    assert without_gradient(model) == []
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_a_core_that_looks_at_keys_alone_freezes_what_feeds_the_queries_and_nothing_else(family: Family) -> None:
-    model, x = rewired(family, "rpc")
+def test_every_weight_gets_a_gradient_but_those_frozen_that_feed_queries_nobody_looks_at(
+    family: Family, core: str
+) -> None:
+    model, x = rewired(family, core)
     loss_of(model, x).backward()
     assert without_gradient(model) == []
     frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    assert all(name.endswith(FEED_QUERIES) for name in frozen)
+    assert all(core == "rpc" and name.endswith(FEED_QUERIES) for name in frozen)
     restore(model)
     assert all(weight.requires_grad for name, weight in model.named_parameters() if name in frozen)
 

@@ -62,15 +62,16 @@ class Linear(Kernel):
     def _features(self, heads: Heads) -> tuple[Tensor, Tensor]:
         root = heads.scale**0.5
         q, k = at_least_float32(heads.q) * root, at_least_float32(heads.k) * root
-        if self.features == "elu":
-            return _elu(q), _elu(k)
-        q, k = self._exponents(q), self._exponents(k)
+        if (
+            self.features == "elu"
+        ):  # elu + 1, by functions whose gradients keep the layout that a traced backward expects
+            q, k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
+            return q, k
+        directions = self.directions.to(q.dtype).mT  # (D, R)
+        q, k = (x @ directions - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
         q = (q - q.detach().amax(-1, keepdim=True)).exp()  # a factor of each query, and one of all keys, divide out
         k = (k - k.detach().amax((-2, -1), keepdim=True)).exp()
         return q, k
-
-    def _exponents(self, x: Tensor) -> Tensor:
-        return x @ self.directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
     def _refuse_pairs(self, heads: Heads) -> None:
         what = "a bias" if heads.bias is not None else "dropout" if heads.dropout > 0 else ""
@@ -79,11 +80,6 @@ class Linear(Kernel):
                 f"'linear' at {self.site_name!r} never forms pairs of a query and a key, and met {what} for them. "
                 "Leave out stages that write a bias (mask, l2, top_k), and build the model with attn_drop_rate=0."
             )
-
-
-def _elu(x: Tensor) -> Tensor:
-    """elu(x) + 1, by functions whose gradients keep the layout that a traced backward pass expects."""
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:

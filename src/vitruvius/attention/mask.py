@@ -41,7 +41,14 @@ class Mask(Stage):
         if isinstance(keep, Tensor):
             pattern = check_keep(keep, site).clone()
         elif file is not None:
-            pattern = check_keep(_read(site, file), site)
+            masks = read_masks(file)
+            if site.name not in masks:
+                known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")
+                raise UnsuitableSite(
+                    f"{file} has no mask for {site.name!r}{suggest(site.name, masks)} It has {len(masks)}: {known}. "
+                    "Choose those sites with where=…"
+                )
+            pattern = check_keep(masks[site.name], site)
         else:
             pattern = torch.ones(site.num_heads, site.num_queries, site.num_keys, dtype=torch.bool)
         self.register_buffer("keep", pattern)
@@ -92,14 +99,3 @@ def read_masks(file: StrPath) -> dict[str, Tensor]:
     """The patterns in a `file` of masks by site, True = kept."""
     masks = read_mask_arrays(file) if is_array(file) else load_tensors(file)[0]
     return {name: keep for name, keep in masks.items() if ":" not in name}  # the others are permutations
-
-
-def _read(site: Site, file: StrPath) -> Tensor:
-    masks = read_masks(file)
-    if site.name not in masks:
-        known = ", ".join(sorted(masks)[:4]) + (" …" if len(masks) > 4 else "")
-        raise UnsuitableSite(
-            f"{file} has no mask for {site.name!r}{suggest(site.name, masks)} It has {len(masks)}: {known}. "
-            "Choose those sites with where=…"
-        )
-    return masks[site.name]

@@ -100,7 +100,9 @@ def optimise(
     best: list[float] = []
     for step in range(steps):
         if step % RENEW == 0:
-            renew(q, k, size, variant)
+            with torch.no_grad():  # columns of Q, and columns or rows of K, back to one norm
+                q.mul_(size / q.norm(dim=1, keepdim=True))
+                k.mul_(size / k.norm(dim=1 if variant == "released" else 2, keepdim=True))
         loss = (attention(x, q, k) - targets).square().mean()
         if watch is not None:
             watch(step, loss.detach())
@@ -115,13 +117,6 @@ def optimise(
 def attention(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """softmax(X Q K Xᵀ / √D): (H, N, N)."""
     return (q.shape[-1] ** -0.5 * (x @ q) @ (k @ x.mT)).softmax(-1)
-
-
-@torch.no_grad()
-def renew(q: Tensor, k: Tensor, size: Tensor, variant: Variant) -> None:
-    """Bring the columns of Q (H, C, D), and the columns or rows of K (H, D, C), back to one norm, in place."""
-    q.mul_(size / q.norm(dim=1, keepdim=True))
-    k.mul_(size / k.norm(dim=1 if variant == "released" else 2, keepdim=True))
 
 
 def _converged(best: list[float], loss: float, tolerance: float) -> bool:

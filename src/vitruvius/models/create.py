@@ -28,7 +28,7 @@ from vitruvius.models.config import AttentionRule, ModelConfig
 from vitruvius.models.freezing import freeze
 from vitruvius.models.weights import head_keys, load_weights
 from vitruvius.models.wiring import Parts, wire, without_files
-from vitruvius.surgery.base import inner
+from vitruvius.surgery.base import cores_of
 from vitruvius.surgery.folding import start_low_rank
 from vitruvius.surgery.initialising import initialise
 from vitruvius.surgery.positions import use_sincos_positions
@@ -110,12 +110,8 @@ def create_from_config(
 
 def start_auto_encoders(model: nn.Module, only: set[str] | None = None) -> None:
     """Let `low_rank` (at the sites `only`) begin as the projection that keeps most of q and k; released starts stay."""
-    sites = []
-    for name, module in inner(model).named_modules():
-        site = name.removesuffix(".core.low_rank")
-        is_meant = site != name and (only is None or site in only)
-        if is_meant and isinstance(module, LowRank) and module.start != "released":
-            sites.append(site)
+    parts = {site: core.parts.get("low_rank") for site, core in cores_of(model).items() if only is None or site in only}
+    sites = [site for site, part in parts.items() if isinstance(part, LowRank) and part.start != "released"]
     if not sites or any(parameter.is_meta for parameter in model.parameters()):
         return
     try:

@@ -75,15 +75,12 @@ def check_fit(model: nn.Module, state: Mapping[str, Tensor], name: str, *, new: 
     target = model.state_dict()
     missing = [key for key in target if key not in state]
     unexplained = [key for key in missing if key not in new and not _belongs_to_new_part(key, state)]
-    shapes = [
-        f"{key} {tuple(state[key].shape)} → {tuple(value.shape)}"
-        for key, value in target.items()
-        if key in state and state[key].shape != value.shape
-    ]
+    pairs = [(key, state[key], value) for key, value in target.items() if key in state]
+    shapes = [f"{key} {tuple(x.shape)} → {tuple(y.shape)}" for key, x, y in pairs if x.shape != y.shape]
     no_floats = [
-        f"{key} {str(state[key].dtype).removeprefix('torch.')}"
-        for key, value in target.items()
-        if key in state and value.is_floating_point() and not state[key].is_floating_point()
+        f"{key} {str(given.dtype).removeprefix('torch.')}"
+        for key, given, value in pairs
+        if value.is_floating_point() and not given.is_floating_point()
     ]
     problems = [
         _list("keys the model does not have", sorted(set(state) - set(target))),

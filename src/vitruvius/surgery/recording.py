@@ -73,7 +73,11 @@ def record(
     names = sites or [name for name, module in root.named_modules() if socket_of(module) is not None]
     modules: dict[str, Any] = {name: root.get_submodule(name) for name in match(model, list(names), where)}
     bare = {name: module for name, module in modules.items() if not isinstance(module, Socket)}
-    lent = {name: _softmax_core(name, module) for name, module in bare.items()}
+    no_sizes: Any = dict.fromkeys(("num_heads", "num_queries", "num_keys", "key_dim", "value_dim", "dim"), 0)
+    lent: dict[str, Core] = {}  # upstream's own attention as a core has no use for sizes, so no survey is needed
+    for name, module in bare.items():
+        kind: Any = socket_of(module)
+        lent[name] = build_core((), Site(name=name, family=kind.family, attends=kind.attends, **no_sizes))
     plug(bare, lent)
     seen = Recording(model)
     try:
@@ -85,13 +89,6 @@ def record(
         for name, module in bare.items():
             if getattr(module, "core", None) is lent[name]:  # it may have been restored or rewired meanwhile
                 unplug(module)
-
-
-def _softmax_core(name: str, module: nn.Module) -> Core:
-    """Upstream's own attention as a core; it has no use for the sizes of its site, so no survey is needed."""
-    kind: Any = socket_of(module)
-    sizes: Any = dict.fromkeys(("num_heads", "num_queries", "num_keys", "key_dim", "value_dim", "dim"), 0)
-    return build_core((), Site(name=name, family=kind.family, attends=kind.attends, **sizes))
 
 
 def core_of(model: nn.Module, name: str) -> Core | None:

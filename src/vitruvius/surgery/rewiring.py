@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -195,7 +195,10 @@ def attention_of(model: nn.Module) -> list[dict[str, Any]]:
 
 def note_in_configs(root: nn.Module) -> None:
     """Write the attention of every model of transformers within `root` into its config, or take it out again."""
-    for number, network in enumerate(_of_transformers(root)):
+    transformers: Any = sys.modules.get("transformers")
+    networks: Any = root.modules() if transformers is not None else ()
+    networks = [module for module in networks if isinstance(module, transformers.PreTrainedModel)]
+    for number, network in enumerate(networks):
         rules = [] if number else attention_of(network)  # the outermost speaks for those inside
         if hasattr(network, MARK):
             delattr(network, MARK)
@@ -204,9 +207,3 @@ def note_in_configs(root: nn.Module) -> None:
             network.register_buffer(MARK, torch.zeros((), dtype=torch.uint8, device=network.device))
         elif not number and hasattr(network.config, KEY):
             delattr(network.config, KEY)
-
-
-def _of_transformers(root: nn.Module) -> Iterator[Any]:
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is not None:
-        yield from (module for module in root.modules() if isinstance(module, transformers.PreTrainedModel))

@@ -77,6 +77,9 @@ def abridge(names: Iterable[str]) -> str:
 
 def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) -> Site:
     items = heads.k.shape[-2]
+    answering = 1 if getattr(root, "dist_token", None) is None else 2  # registers have no say
+    if getattr(root, "global_pool", "token") != "token":  # the head averages patches
+        answering = 0
     prefix, grid = 0, socket.grid()
     if grid is None:
         prefix, grid = _layout(root, socket.attends, items, size)
@@ -96,7 +99,7 @@ def _site(name: str, socket: Socket, heads: Heads, root: nn.Module, size: Size) 
         value_dim=heads.v.shape[3],
         dim=socket.width(),
         num_prefix_tokens=prefix,
-        num_answering=_num_answering(root),
+        num_answering=answering,
         grid=grid,
         biased=heads.bias is not None,
         knows_input=bool(getattr(socket.core, "knows_input", False)),
@@ -123,13 +126,6 @@ def prefix_tokens(model: Any) -> int:
     kind = getattr(getattr(model, "config", None), "model_type", "")
     registers = int(getattr(getattr(model, "config", None), "num_register_tokens", 0) or 0)
     return int(getattr(model, "num_prefix_tokens", 1 + (kind == "deit") + registers))
-
-
-def _num_answering(root: Any) -> int:
-    """Prefix tokens that the head sees: none where it averages patches; registers have no say."""
-    if getattr(root, "global_pool", "token") != "token":
-        return 0
-    return 1 if getattr(root, "dist_token", None) is None else 2
 
 
 def _grid(root: Any, patches: int, size: Size) -> tuple[int, int] | None:

@@ -34,21 +34,16 @@ class ViTSocket(Socket, Attention):
 
     def enter(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Heads:
         """What comes before the core, for tokens (B, N, C)."""
-        if not self.reads_queries() and is_plain_linear(self.qkv):
-            return self._without_queries(x, attn_mask, is_causal)
-        q, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
-        bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-        return Heads(self.q_norm(q), self.k_norm(k), v, bias, self.scale, self.dropout_now())
-
-    def _without_queries(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Heads:
-        """The same with the keys in place of queries that nobody looks at, which are not computed."""
-        skipped = self.qkv.out_features // 3
-        bias = None if self.qkv.bias is None else self.qkv.bias[skipped:]
-        k, v = split_heads(F.linear(x, self.qkv.weight[skipped:], bias), 2, self.num_heads)
-        k = self.k_norm(k)
-        return Heads(
-            k, k, v, resolve_self_attn_mask(x.shape[1], k, attn_mask, is_causal), self.scale, self.dropout_now()
-        )
+        if not self.reads_queries() and is_plain_linear(self.qkv):  # queries that nobody looks at are not computed
+            skipped = self.qkv.out_features // 3
+            shift = None if self.qkv.bias is None else self.qkv.bias[skipped:]
+            k, v = split_heads(F.linear(x, self.qkv.weight[skipped:], shift), 2, self.num_heads)
+            like = q = k = self.k_norm(k)
+        else:
+            like, k, v = split_heads(self.qkv(x), 3, self.num_heads)  # each (B, H, N, D)
+            q, k = self.q_norm(like), self.k_norm(k)
+        bias = resolve_self_attn_mask(x.shape[1], like, attn_mask, is_causal)  # in the precision of the projection
+        return Heads(q, k, v, bias, self.scale, self.dropout_now())
 
     def leave(self, out: Tensor, x: Tensor) -> Tensor:
         """What comes behind the core: its output (B, H, N, E), and the tokens that came in."""

@@ -81,7 +81,11 @@ def load_classifier(
 
     transformers: Any = require("transformers", "hf")
     name = text.removeprefix(PREFIX)
-    _check_folder(text, name)
+    if name and Path(name).is_dir():  # what can only be a folder must hold a model; everything else may be an id
+        if not (Path(name) / "config.json").is_file():
+            raise CheckpointError(f"{text}: the folder has no config.json. `model.save_pretrained(folder)` writes one.")
+    elif not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"{text}: there is no such folder, and an id has the form owner/name.")
     network, rules = _load_network(transformers, text, name)
     preprocessing = _preprocessing(transformers, text, name, network.config, given=mean is not None and std is not None)
     model = PixelModel(Classifier(network.float(), preprocessing), mean=mean, std=std)
@@ -89,15 +93,6 @@ def load_classifier(
         wire(model, [{**rule, "where": f"*{rule['where']}"} for rule in rules])  # the classifier lies one level deeper
         _load_cores(model, name, text)
     return model.eval()
-
-
-def _check_folder(text: str, name: str) -> None:
-    """Refuse what can only be a folder and holds no model; everything else may be an id."""
-    if name and Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise CheckpointError(f"{text}: the folder has no config.json. `model.save_pretrained(folder)` writes one.")
-    elif not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise CheckpointError(f"{text}: there is no such folder, and an id has the form owner/name.")
 
 
 def _load_network(transformers: Any, text: str, name: str) -> tuple[Any, list[dict[str, Any]]]:

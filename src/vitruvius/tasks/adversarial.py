@@ -76,7 +76,15 @@ class AdversarialObjective(Objective):
             freeze_batch_norm="attack" not in self.statistics,
             precision=self.attack_precision,
         )
-        self._check_statistics()
+        made = ("attack", *self.inputs, *(("clean",) if self.log_clean else ()))
+        for name in self.statistics:
+            if name == "attack" and self.attack_mode == "eval":
+                raise ConfigError(
+                    "task.statistics names the attack, whose passes update nothing in eval mode; "
+                    "set attack_mode: train, or leave it out."
+                )
+            if name not in made:
+                raise ConfigError(f"task.statistics names the {name} pass, which this task does not make.")
         super().__post_init__(model)
         self.inner = inner
         self.threat = inner.threat
@@ -141,17 +149,6 @@ class AdversarialObjective(Objective):
         with torch.no_grad(), frozen(self.passes().model):
             logits = self.passes().one(x, updating="clean" in self.statistics)
         return {**eps, "clean_accuracy": accuracy(logits, y)}
-
-    def _check_statistics(self) -> None:
-        """Refuse passes that are never made, or cannot update anything."""
-        for name in self.statistics:
-            if name == "attack" and self.attack_mode == "eval":
-                raise ConfigError(
-                    "task.statistics names the attack, whose passes update nothing in eval mode; "
-                    "set attack_mode: train, or leave it out."
-                )
-            if name not in ("attack", *self.inputs, *(("clean",) if self.log_clean else ())):
-                raise ConfigError(f"task.statistics names the {name} pass, which this task does not make.")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -109,8 +109,11 @@ class InnerAttack:
         """
         if self.eps == 0:
             return x
-        with self.model_mode(model), frozen(model), torch.no_grad(), precision_of(self.precision, x):
-            kind = x.device.type
+        kind = x.device.type
+        precision: AbstractContextManager[Any] = nullcontext()  # same as the autocast around
+        if self.precision != "same":
+            precision = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+        with self.model_mode(model), frozen(model), torch.no_grad(), precision:
             half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
             answer: Any = Scaled(called) if half else called
             if not self.checked:  # the first batch: images are pixels, labels are classes, logits are numbers
@@ -184,13 +187,6 @@ def read_attack(spec: Spec) -> tuple[str, Callable[..., Threat], dict[str, Any]]
         return getattr(spec, "__name__", "attack"), spec, {}
     name, settings = read_spec(spec, where="task.attack")
     return name, attacks.get(name, where="task.attack"), settings
-
-
-def precision_of(name: str, x: Tensor) -> AbstractContextManager[Any]:
-    """`same` as the autocast around, `fp32`, or `bf16`."""
-    if name == "same":
-        return nullcontext()
-    return torch.autocast(x.device.type, torch.bfloat16, enabled=name == "bf16")
 
 
 class Scaled(nn.Module):
