@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitruvius._config import key, required
 from vitruvius._errors import ConfigError
-from vitruvius.attacks.base import cost_of, frozen
+from vitruvius.attacks.base import as_norm, cost_of, frozen
 from vitruvius.tasks.base import Objective, Wrapped, accuracy, batch_norm_frozen, tasks
 from vitruvius.tasks.inner import InnerAttack, Spec, make_schedule
 
@@ -67,9 +67,9 @@ class AdversarialObjective(Objective):
 
     def __post_init__(self, model: nn.Module) -> None:
         inner = InnerAttack(
-            self.attack,
-            eps=self.eps,
-            norm=self.norm,
+            spec=self.attack,
+            final_eps=self.eps,
+            norm=as_norm(self.norm),
             schedule=make_schedule(self.schedule),
             coupled=self.coupled,
             mode=self.attack_mode,
@@ -87,7 +87,7 @@ class AdversarialObjective(Objective):
                 raise ConfigError(f"task.statistics names the {name} pass, which this task does not make.")
         super().__post_init__(model)
         self.inner = inner
-        self.threat = inner.threat
+        self.threat = (inner.norm.name, self.eps)
         self.trainable_module = Passes(model, tuple(name in self.statistics for name in self.inputs))
         self._attacked = (model,)  # in a tuple: not a child of the task
 

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from vitruvius._random import BatchDraws
 from vitruvius._registry import Registry, read_spec
 from vitruvius.attacks.base import (
     Attack,
+    Norm,
     Searched,
     Threat,
     as_norm,
@@ -42,42 +43,28 @@ Spec = str | dict[str, Any] | Callable[..., Threat]  # pgd:steps=1, {use: pgd, s
 SCALE = 2.0**12  # the gradients of an image are small, float16 ends at 6e-8
 
 
+@dataclass(eq=False, kw_only=True)
 class InnerAttack:
-    """x' for a batch of training images.
+    """x' for a batch of training images, by the attack that `spec` means, of this final radius in this norm."""
 
-    `mode` and `freeze_batch_norm` say in which mode the model is attacked, `coupled` whether the step size shrinks
-    with eps.
-    """
+    spec: InitVar[Spec]
+    final_eps: float
+    norm: Norm
+    schedule: Schedule
+    coupled: bool  # whether the step size shrinks with eps
+    mode: Literal["eval", "train"]  # of the model while it is attacked
+    freeze_batch_norm: bool
+    precision: Literal["same", "fp32", "bf16"]
+    checked = False
+    on_device: Tensor | None = field(
+        default=None, init=False
+    )  # (2,) eps and step size, where a recorded step reads them
+    share: float | None = field(default=None, init=False)  # of the final eps; not known before `at`
 
-    def __init__(
-        self,
-        spec: Spec,
-        *,
-        eps: float,
-        norm: str,
-        schedule: Schedule,
-        coupled: bool = True,
-        mode: Literal["eval", "train"] = "eval",
-        freeze_batch_norm: bool = True,
-        precision: Literal["same", "fp32", "bf16"] = "same",
-    ) -> None:
-        self.final_eps = eps
-        self.norm = as_norm(norm)
-        self.schedule = schedule
-        self.mode = mode
-        self.precision = precision
-        self.freeze_batch_norm = freeze_batch_norm
-        self.make_attack = bound_attack(spec, eps=eps, norm=norm)
-        self.coupled = coupled
-        self.step = self._named_step(coupled)
-        self.checked = False
-        self.on_device: Tensor | None = None  # (2,) eps and step size, where a recorded step reads them
-        self.share: float | None = None  # of the final eps; not known before `at`
+    def __post_init__(self, spec: Spec) -> None:
+        self.make_attack = bound_attack(spec, eps=self.final_eps, norm=self.norm)
+        self.step = self._named_step()
         self.at(epoch=0, update=0, updates_per_epoch=1)
-
-    @property
-    def threat(self) -> tuple[str, float]:
-        return self.norm.name, self.final_eps
 
     def at(self, *, epoch: int, update: int, updates_per_epoch: int) -> None:
         """Called before every batch; another attack is made only where eps has changed."""
@@ -148,11 +135,11 @@ class InnerAttack:
         self.on_device.copy_(torch.tensor([attack.eps, step], dtype=torch.float64), non_blocking=True)
         return reading
 
-    def _named_step(self, coupled: bool) -> float | None:
+    def _named_step(self) -> float | None:
         """The step size at the final eps, where it must be named: one that was given, or must not shrink."""
         attack = self.make_attack()
         given: float | None = getattr(attack, "step_size", None)
-        if given is not None or coupled:
+        if given is not None or self.coupled:
             return given
         if not isinstance(attack, PGD):
             raise ConfigError(
@@ -162,7 +149,7 @@ class InnerAttack:
         return attack.step_length()
 
 
-def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
+def bound_attack(spec: Spec, *, eps: float, norm: str | Norm) -> partial[Threat]:
     """What makes the attack, with its settings bound and checked; eps and norm are the task's."""
     name, maker, settings = read_attack(spec)
     for own in ("eps", "norm"):
@@ -171,7 +158,7 @@ def bound_attack(spec: Spec, *, eps: float, norm: str) -> partial[Threat]:
     settings["eps"] = eps
     if "norm" in inspect.signature(maker).parameters:
         settings["norm"] = as_norm(norm)
-    elif norm != "linf":
+    elif as_norm(norm).name != "linf":
         raise ConfigError(f"task.norm = {norm}, but the attack {name!r} does not let its norm be chosen.")
     if isinstance(spec, str | Mapping):
         bound: Any = attacks.bind({"use": name, **settings}, where="task.attack")
