@@ -175,7 +175,8 @@ def _make(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
     try:
         made = build(**kwargs)
     except (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, OSError) as error:
-        fetching = isinstance(error, OSError) or _is_download(error)  # which is not the settings' fault
+        of_a_fetch = any(word in str(error).lower() for word in ("download", "url", "hub", "connection"))
+        fetching = isinstance(error, OSError) or (isinstance(error, RuntimeError) and of_a_fetch)  # no setting's fault
         if pretrained and (fetching or (isinstance(error, RuntimeError) and not kwargs)):
             raise CheckpointError(
                 f"the pretrained weights of {name!r} cannot be downloaded: {str(error).splitlines()[0]} "
@@ -202,12 +203,6 @@ def _check_setting(name: str, setting: str, value: Any) -> None:
         raise ConfigError(f"{name!r} cannot be made with {setting}={value!r}: expected whole numbers from {least} on.")
     if setting.endswith("_rate") and not (isinstance(value, int | float) and 0 <= value < 1):
         raise ConfigError(f"{name!r} cannot be made with {setting}={value!r}: expected a share from 0 to below 1.")
-
-
-def _is_download(error: Exception) -> bool:
-    """Whether weights could not be fetched; timm says so by a RuntimeError."""
-    words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in words for word in ("download", "url", "hub", "connection"))
 
 
 def _check_known(name: str) -> None:

@@ -17,15 +17,12 @@ from vitruvius.surgery.base import Socket, columns, fused_biases, fused_head_wei
 class _Projected:
     """What both share: one projection, heads or kinds first as the model was built, and relative positions."""
 
-    def split(self: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        """(B, N, 3·H·D) → q, k, v, each (B, H, N, D)."""
-        if self.head_first:
-            return qkv.unflatten(2, (self.num_heads, -1)).transpose(1, 2).chunk(3, dim=3)
-        return split_heads(qkv, 3, self.num_heads)
-
     def attend(self: Any, qkv: Tensor, shared: Tensor | None) -> Tensor:
         """(B, H, N, D) of what the projection made, (B, N, 3·H·D)."""
-        q, k, v = self.split(qkv)
+        if self.head_first:
+            q, k, v = qkv.unflatten(2, (self.num_heads, -1)).transpose(1, 2).chunk(3, dim=3)  # each (B, H, N, D)
+        else:
+            q, k, v = split_heads(qkv, 3, self.num_heads)
         bias = shared if self.rel_pos is None else self.rel_pos.get_bias()
         out: Tensor = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
         return out

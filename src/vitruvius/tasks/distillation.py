@@ -79,15 +79,13 @@ class Distillation(Taught, Objective):
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         answer, penalty = self.call_model(input)
         output, taught = answer if isinstance(answer, tuple) else (answer, answer)
-        task_loss, lesson = self.criterion(output, target), self.lesson(taught, input)
-        loss = self.weights[0] * task_loss + self.weights[1] * lesson
-        return self.total(loss, output, penalty, task_loss=task_loss.detach(), distill_loss=lesson.detach())
-
-    def lesson(self, taught: Tensor, x: Tensor) -> Tensor:
-        """How far what the student answers to x, logits or features (B, …), is from the teacher."""
+        task_loss, teacher = self.criterion(output, target), self.frozen_teacher
         if self.kind == "feature":
-            return F.mse_loss(taught.float(), self.frozen_teacher.features(x).float())
-        return lesson(taught, self.frozen_teacher(x), hard=self.kind == "hard", temperature=self.temperature)
+            distill_loss = F.mse_loss(taught.float(), teacher.features(input).float())
+        else:
+            distill_loss = lesson(taught, teacher(input), hard=self.kind == "hard", temperature=self.temperature)
+        loss = self.weights[0] * task_loss + self.weights[1] * distill_loss
+        return self.total(loss, output, penalty, task_loss=task_loss.detach(), distill_loss=distill_loss.detach())
 
     def compile(self, backend: str = "inductor", mode: str | None = None, **settings: Any) -> nn.Module:
         """torch.compile the student and the teacher; the arguments are torch.compile's."""

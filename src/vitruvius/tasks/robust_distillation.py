@@ -33,7 +33,9 @@ class RobustDistillation(Taught, TwoAnswers):
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         numbers = self.numbers(input, target)
-        outputs, penalty = self.call_model(*self.looks(input, target))
+        attacked = self.disturb(input, target)  # the images themselves where eps is 0
+        looks_at_both = self.weights[0] > 0 and attacked is not input
+        outputs, penalty = self.call_model(*((attacked, input) if looks_at_both else (attacked,)))
         output, clean = outputs[0], outputs[-1]
         taught = lesson(output, self.frozen_teacher(input), hard=False, temperature=self.temperature)
         loss = self.weights[1] * taught
@@ -41,10 +43,3 @@ class RobustDistillation(Taught, TwoAnswers):
             loss = loss + self.weights[0] * self.criterion(clean, target)
             numbers["clean_accuracy"] = accuracy(clean, target)
         return self.total(loss, output, penalty, distill_loss=taught.detach(), **numbers)
-
-    def looks(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """x', and x where the labels count and it is another image."""
-        if self.inner.eps == 0:
-            return (x,)
-        attacked = self.disturb(x, y)
-        return (attacked,) if self.weights[0] == 0 else (attacked, x)
