@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from attacked import golden
 
-from vitruvius._errors import UnknownName
 from vitruvius.attacks.base import CE, KL, MARGIN
 from vitruvius.attacks.losses import DLR, TARGETED_DLR, TARGETED_MARGIN, Loss, TargetedLoss
 
@@ -52,5 +51,3 @@ def test_soft_labels_count_as_their_largest_except_for_kl() -> None:
 def test_losses_are_known_by_name() -> None:
     assert Loss.parse("dlr") is DLR
     assert TargetedLoss.parse("margin") is TARGETED_MARGIN
-    with pytest.raises(UnknownName, match="did you mean 'margin'"):
-        Loss.parse("margn")

@@ -9,7 +9,6 @@ import torch
 from attacked import GoldenNet, accuracy, digits_cnn, digits_vit, golden, labels_of, small_net, some_images
 from torch import Tensor
 
-from vitruvius._errors import UnknownName
 from vitruvius.attacks.base import CE, KL, LINF
 from vitruvius.attacks.fgsm import FGSM
 from vitruvius.attacks.noise import UniformNoise
@@ -98,11 +97,6 @@ def test_more_restarts_never_raise_accuracy_and_sometimes_lower_it() -> None:
     assert falls[1].sum() > falls[0].sum()
 
 
-def test_momentum_changes_the_way() -> None:
-    net, (x, y) = small_net(), some_images()
-    assert not torch.equal(PGD(eps=0.1)(net, x, y), PGD(eps=0.1, momentum=0.9)(net, x, y))
-
-
 def test_kl_moves_the_answer_away_from_given_probabilities() -> None:
     net, (x, _) = small_net(), some_images()
     clean = net(x).softmax(1).detach()
@@ -130,11 +124,6 @@ def test_random_targets_are_spread_over_all_other_classes() -> None:
     counts = chosen.bincount(minlength=5)
     assert counts[2] == 0
     assert int(counts[[0, 1, 3, 4]].min()) > 650
-
-
-def test_targets_are_known_by_name() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'least_likely'"):
-        TargetedPGD(eps=0.1, target="least_likly")
 
 
 def test_parameter_gradients_and_flags_are_left_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hardened import golden, small
 
-from vitruvius._errors import ConfigError, UnknownName
+from vitruvius._errors import ConfigError
 from vitruvius.tasks.adversarial import Adversarial
 from vitruvius.tasks.inner import make_schedule
 
@@ -65,11 +65,9 @@ def test_sine_is_half_a_wave() -> None:
         assert schedule.after(e) == pytest.approx(0.5 - 0.5 * math.cos(math.pi * e / 8))
 
 
-def test_a_ramp_that_ends_before_it_begins_and_unknown_names_are_refused() -> None:
+def test_a_ramp_that_ends_before_it_begins_and_unknown_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="ends its ramp at epoch 3, before it begins at epoch 7"):
         make_schedule({"use": "linear", "epochs": 3, "zero": 7})
-    with pytest.raises(UnknownName, match="did you mean 'linear'"):
-        make_schedule("linaer")
     with pytest.raises(ConfigError, match=r"task.schedule: unknown key 'linear.period'"):
         make_schedule({"use": "linear", "epochs": 3, "period": 7})
     with pytest.raises(ConfigError, match=r"linear.epochs is missing"):

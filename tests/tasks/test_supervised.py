@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from hardened import small, some_digits
 
-from vitruvius._errors import ConfigError, UnknownName
+from vitruvius._errors import ConfigError
 from vitruvius.attention import part
-from vitruvius.tasks import tasks
 from vitruvius.tasks.supervised import Supervised
 
 make: Any = partial(small, depth=2)
@@ -121,8 +120,3 @@ def test_evaluation_after_training_collects_nothing(batch: Any) -> None:
 def test_a_penalty_without_a_stage_that_has_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"task.penalty = 0.1, but no part .* has a penalty"):
         Supervised(make("rpc"), penalty=0.1)
-
-
-def test_an_unknown_task_is_named_with_its_nearest() -> None:
-    with pytest.raises(UnknownName, match="no task named 'supervized'; did you mean 'supervised'"):
-        tasks["supervized"]
