@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -39,51 +40,59 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return last
 
 
-LIGHT, TORCH = set[str](), {"torch"}  # what a command may import of the packages that take seconds
+LIGHT = [  # commands that need no PyTorch, and a word of their answers
+    (["--version"], __version__),
+    (["--help"], "vitruvius train digits/rpc train.epochs=20"),
+    (["train", "--help"], "a YAML file"),
+    (["list"], "attacks"),
+    (["list", "keys"], "epochs"),
+    (["list", "recipes"], "digits/softmax"),
+    (["schema"], "properties"),
+    (["trian"], "train"),
+    (["train", "digits/sofmax"], "digits/softmax"),
+    (["train", "digits/softmax", "train.epoch=3"], "epochs"),
+    (["sweep", "nowhere.yaml"], "no recipe at nowhere.yaml"),
+    (["study", "eps-sweeep", "zoo/vit_digits_adversarial"], "did you mean 'eps-sweep'? Known: attack-"),
+]
+TORCH = [  # and those that may import it, but neither timm nor torchvision
+    (["train", "digits/softmax", "data.dataset=folder", "data.root=/nowhere"], "/nowhere"),
+    (["evaluate", "runs/none"], "run folder"),
+    (["convert", "nowhere", "--from", "deit", "--out", "run"], "no checkpoint at nowhere"),
+    (["masks", "nowhere.safetensors"], "no such file"),
+    (["export", "runs/none"], "run folder"),
+    (["cycles", "runs/none"], "run folder"),
+    (["study", "eps-sweep", "runs/none"], "run folder"),
+    (["study", "eps-sweep"], "needs at least one run folder"),
+    (["report"], "needs at least one run folder"),
+    (["look", "vit_tiny_patch16_224", "no.jpg"], "no picture at no.jpg"),
+    (["export", "zoo/none"], "no checkpoint named 'none'"),
+    (["train", "digits/softmax", "task.use=freee"], "did you mean 'free'?"),
+    (["train", "digits/adversarial", "task.attack=pdg"], "did you mean 'pgd'?"),
+    (["compress", "nowhere"], "is not a run folder"),
+    (["evaluate", "vit_tiny_patch16_224", "data.dataset=folder", "data.root=/nowhere"], "/nowhere"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "imported", "word"),
-    [
-        (["--version"], LIGHT, __version__),
-        (["--help"], LIGHT, "vitruvius train digits/rpc train.epochs=20"),
-        (["train", "--help"], LIGHT, "a YAML file"),
-        (["list"], LIGHT, "attacks"),
-        (["list", "keys"], LIGHT, "epochs"),
-        (["list", "recipes"], LIGHT, "digits/softmax"),
-        (["schema"], LIGHT, "properties"),
-        (["trian"], LIGHT, "train"),
-        (["train", "digits/sofmax"], LIGHT, "digits/softmax"),
-        (["train", "digits/softmax", "train.epoch=3"], LIGHT, "epochs"),
-        (["train", "digits/softmax", "data.dataset=folder", "data.root=/nowhere"], TORCH, "/nowhere"),
-        (["evaluate", "runs/none"], TORCH, "run folder"),
-        (["sweep", "nowhere.yaml"], LIGHT, "no recipe at nowhere.yaml"),
-        (["convert", "nowhere", "--from", "deit", "--out", "run"], TORCH, "no checkpoint at nowhere"),
-        (["masks", "nowhere.safetensors"], TORCH, "no such file"),
-        (["export", "runs/none"], TORCH, "run folder"),
-        (["cycles", "runs/none"], TORCH, "run folder"),
-        (["study", "eps-sweep", "runs/none"], TORCH, "run folder"),
-        (["study", "eps-sweeep", "zoo/vit_digits_adversarial"], LIGHT, "did you mean 'eps-sweep'? Known: attack-"),
-        (["study", "eps-sweep"], TORCH, "needs at least one run folder"),
-        (["report"], TORCH, "needs at least one run folder"),
-        (["look", "vit_tiny_patch16_224", "no.jpg"], TORCH, "no picture at no.jpg"),
-        (["export", "zoo/none"], TORCH, "no checkpoint named 'none'"),
-        (["train", "digits/softmax", "task.use=freee"], TORCH, "did you mean 'free'?"),
-        (["train", "digits/adversarial", "task.attack=pdg"], TORCH, "did you mean 'pgd'?"),
-        (["compress", "nowhere"], TORCH, "is not a run folder"),
-        (["evaluate", "vit_tiny_patch16_224", "data.dataset=folder", "data.root=/nowhere"], TORCH, "/nowhere"),
-    ],
-    ids=" ".join,
-)
-def test_an_answer_that_needs_no_model_comes_quickly(words: list[str], imported: set[str], word: str) -> None:
-    """Without timm and torchvision, most of them without PyTorch too."""
+@pytest.mark.parametrize(("commands", "imported"), [(LIGHT, set()), (TORCH, {"torch"})], ids=["light", "torch"])
+def test_an_answer_that_needs_no_model_comes_quickly(commands: list[tuple[list[str], str]], imported: set[str]) -> None:
+    """Nothing that takes seconds is imported: all of a kind in one process, which would show what any of them needs."""
     code = (
-        "import sys, vitruvius.cli as c; c.main(sys.argv[1:]); "
-        "print({'torch', 'timm', 'torchvision', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules))"
+        "import json, sys, vitruvius.cli as c\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    c.main(words)\n"
+        "    found = {'torch', 'timm', 'torchvision', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "    print(f'\\nimported: {found}', flush=True)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    assert word in done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == str(imported)
+    lists = json.dumps([words for words, _ in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", code, lists], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    *answers, end = re.split(r"^imported: (.*)\n", done.stdout, flags=re.M)
+    for (words, word), said, found in zip(commands, answers[::2], answers[1::2], strict=True):
+        assert word in said, words
+        assert found in (str(imported), "set()"), words
+    assert found == str(imported)
+    assert end == ""
 
 
 @pytest.mark.parametrize(
