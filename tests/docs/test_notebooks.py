@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,33 @@ def test_the_first_cell_installs_the_package_where_it_is_missing(
     assert called == [[sys.executable, "-m", "pip", "install", "--quiet", *(uploaded or ["vitruvius"])]]
 
 
-@pytest.mark.timeout(600)
+SHORTER = {  # of a cell: what is replaced so that all is over in seconds
+    "train.epochs=12": "train.epochs=1",
+    "train.epochs=4": "train.epochs=1",
+    '"digits/adversarial_fast", [': '"digits/adversarial_fast", ["train.epochs=1", ',
+    ", val_num_samples=96": "",
+    'DataConfig(dataset="digits"': 'DataConfig(dataset="digits", val_num_samples=64',
+    "queries=300": "queries=30",
+}
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run_in_order(notebook: Path, tmp_path: Path) -> None:
+    """With one epoch, and on few digits."""
+    blocks = read_notebook(notebook)
+    for words, shorter in SHORTER.items():
+        blocks = [replace(block, text=block.text.replace(words, shorter)) for block in blocks]
+    run_page(notebook, blocks, tmp_path)
+
+
+def test_what_makes_a_notebook_shorter_is_in_one() -> None:
+    text = "".join(block.text for notebook in NOTEBOOKS for block in read_notebook(notebook))
+    assert all(words in text for words in SHORTER)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run_as_they_stand(notebook: Path, tmp_path: Path) -> None:
     run_page(notebook, read_notebook(notebook), tmp_path)
 
 
