@@ -1,11 +1,22 @@
-"""Shared by all tests: the tiny models (see families.py) as fixtures."""
+"""Shared by all tests: the tiny models (see families.py) as fixtures, and fonts that are quick to embed."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 from torch import Tensor, nn
 
 from families import FAMILIES, Family
+from vitruvius._style import SETTINGS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_fonts() -> Iterator[None]:
+    """Fonts are embedded in a PDF letter by letter: a subset of a TrueType font takes half a second per figure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SETTINGS, "pdf.fonttype", 3)
+        yield
 
 
 @pytest.fixture(params=FAMILIES, ids=str)

@@ -10,7 +10,7 @@ import copy
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -97,14 +97,16 @@ def specs(registry: Registry[Any], name: str) -> st.SearchStrategy[dict[str, Any
 
 
 @pytest.fixture(scope="module", autouse=True)
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small run; teachers are runs, and a study needs a model that is right about some images."""
     run = small_run(tmp_path_factory.mktemp("runs") / "run", "train.epochs=4", "train.lr=0.01", "train.holdout=0")
     WORDS["teacher"] = [str(run), "nope"]
     RIGHT["teacher"] = str(run)
     _places[:] = [run.parent]
     _known["model"] = vitruvius.load_model(run).eval()
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitruvius.studies.kpca.save_figures", lambda *_: None)  # as no setting changes them
+        yield run
 
 
 _known: dict[str, PixelModel] = {}

@@ -78,6 +78,7 @@ def test_a_plugin_cannot_take_a_name_that_the_package_has_but_has_not_imported_y
 FRESH = """
 import importlib, json, os, sys
 import torch, timm
+import matplotlib.figure, pydantic, rich.console, rich.progress, scipy.stats, torchvision.transforms  # once for all
 
 for home, names in json.loads(sys.stdin.read()).items():
     if os.fork() == 0:

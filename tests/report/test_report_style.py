@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import runpy
 from pathlib import Path
 
 import matplotlib
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitruvius import _style
 from vitruvius._errors import ConfigError
 from vitruvius._style import DARK, HEAT, LIGHT, figure_style, heat, new_axes, save_figure, series
 
@@ -90,6 +92,16 @@ def test_figures_are_saved_as_png_and_pdf_and_the_same_every_time(tmp_path: Path
     assert paths[1].read_bytes().startswith(b"%PDF")
     again = save_figure(drawn(), tmp_path / "again")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+
+
+def test_letters_of_a_pdf_are_a_truetype_font_that_journals_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tests save with fonts that are quicker to embed (conftest.py): the package's own setting is read here."""
+    own = runpy.run_path(_style.__file__)["SETTINGS"]["pdf.fonttype"]
+    monkeypatch.setitem(_style.SETTINGS, "pdf.fonttype", own)
+    (path,) = save_figure(drawn(), tmp_path / "fig.pdf")
+    assert b"/FontFile2" in path.read_bytes()
 
 
 def test_a_suffix_chooses_the_format_and_other_ones_are_refused(tmp_path: Path) -> None:
