@@ -73,6 +73,7 @@ READMES = [section for section in SECTIONS if blocks_of(section)]
 WNIDS = imagenet_classes()[:4]
 TRAIN = (
     "data.batch_size=2", "data.workers=0", "data.aa=null", "data.aug_repeats=0", "data.image_size=32",
+    "data.eval_batch_size=8",
     "train.device=cpu", "train.precision=fp32", "train.holdout=0.5", "train.epochs=1", "train.warmup_epochs=0",
     "train.min_lr=0", "train.cooldown_epochs=0", "train.analyse_images=2", "train.alarm_images=2",
     "model.pretrained=false", "model.kwargs.num_classes=1000", "model.kwargs.img_size=32",
@@ -97,6 +98,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
     _write_checkpoints(home / "checkpoints")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
+        for verb in ("vitruvius.report.analysis_figures", "vitruvius.studies.kpca"):  # no number is read from a figure
+            patch.setattr(f"{verb}.save_figures", lambda *_, **__: [])
         patch.setattr(torchvision.datasets.CIFAR10, "_check_integrity", lambda _: True)
         patch.setattr(torchvision.datasets.CIFAR10, "train_list", [["data_batch_1", ""]])
         patch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
