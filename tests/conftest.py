@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from timm.layers.weight_init import _trunc_normal_
 from torch import Tensor, nn
 
 from families import FAMILIES, Family
@@ -12,10 +13,16 @@ from vitruvius._style import SETTINGS
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_fonts() -> Iterator[None]:
-    """Fonts are embedded in a PDF letter by letter: a subset of a TrueType font takes half a second per figure."""
+def _quick() -> Iterator[None]:
+    """What is slow and changes no number: a subset of a TrueType font takes half a second per figure, and drawing the
+    weights of a large model without numbers a second."""
+
+    def draw(tensor: Tensor, *numbers: float) -> Tensor:
+        return tensor if tensor.is_meta else _trunc_normal_(tensor, *numbers)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SETTINGS, "pdf.fonttype", 3)
+        patch.setattr("timm.layers.weight_init._trunc_normal_", draw)
         yield
 
 

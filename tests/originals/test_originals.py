@@ -6,6 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -41,17 +42,24 @@ def ours(name: str) -> Config:
 
 
 def theirs(name: str, folder: Path) -> Config:
-    """The published command, through the command line where its options are timm's."""
+    """The published command, read from recipe.yaml in `folder`."""
+    (folder / "recipe.yaml").write_text(published(name), encoding="utf-8")
+    return read_recipe(folder / "recipe.yaml")
+
+
+@cache
+def published(name: str) -> str:
+    """The published command as a recipe, through the command line where its options are timm's."""
     command = commands()[name]
-    file = folder / "recipe.yaml"
     recipe = command.get("recipe", {})
-    if "options" in command:
+    if "options" not in command:
+        return dump_yaml(recipe)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
         (folder / "args.yaml").write_text(dump_yaml(command["options"]), encoding="utf-8")
         words = ["convert", str(folder / "args.yaml"), "--from", "timm-args", "--out", str(folder / "converted.yaml")]
         assert main([*words, *(["--lenient"] if "left_out" in command else [])]) == 0
-        recipe = merged(read_yaml(folder / "converted.yaml"), recipe)
-    file.write_text(dump_yaml(recipe), encoding="utf-8")
-    return read_recipe(file)
+        return dump_yaml(merged(read_yaml(folder / "converted.yaml"), recipe))
 
 
 def test_every_recipe_has_its_command_or_a_reason_for_having_none() -> None:
