@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,7 @@ TEXTS = st.one_of(
         ["!!timestamp x", "!!python/object:os.system x", "&a [*a]", "<<: 3", "? [1]", "0b2", "1:99:99", "%"]
     ),
 )
+AS_IT_IS = read_yaml(RECIPE)
 KEYS = [
     f"{section}.{key.name}".removeprefix("recipe.") for section in SECTIONS for key in sections(section)[section].keys
 ]
@@ -110,7 +112,7 @@ def test_any_text_is_a_recipe_or_refused(tmp_path: Path) -> None:
 @settings(quick, max_examples=250)
 @given(st.sampled_from(KEYS) | st.text(max_size=8), VALUES)
 def test_any_value_of_any_key_is_taken_or_refused(key: str, value: Any) -> None:
-    recipe: Any = read_yaml(RECIPE)
+    recipe: Any = copy.deepcopy(AS_IT_IS)
     *path, last = key.split(".")
     inside = recipe
     for name in path:

@@ -12,23 +12,26 @@ import torch
 import torch.multiprocessing as mp
 
 
-def in_two_processes(work: Callable[..., None], *arguments: Any) -> None:
-    """`work(rank, *arguments)` in both, forked; an error in either is raised here."""
-    _start(2, work, arguments)
+def in_two_processes(work: Callable[..., None], *arguments: Any, start: str = "fork") -> None:
+    """`work(rank, *arguments)` in both; an error in either is raised here.
+
+    start: fork; or spawn, slower, where autograd runs: it does not survive a fork after a test that has compiled.
+    """
+    _start(2, work, arguments, start)
 
 
 def as_only_rank(work: Callable[..., None], *arguments: Any) -> None:
     """`work(0, *arguments)` in one process, forked, as under `torchrun --nproc-per-node 1`."""
-    _start(1, work, arguments)
+    _start(1, work, arguments, "fork")
 
 
-def _start(number: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _start(number: int, work: Callable[..., None], arguments: tuple[Any, ...], method: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads at a fork
-        mp.start_processes(_enter, args=(number, port, work, arguments), nprocs=number, start_method="fork")
+        mp.start_processes(_enter, args=(number, port, work, arguments), nprocs=number, start_method=method)
 
 
 def _enter(rank: int, number: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -44,7 +44,7 @@ def test_compiled_block_trains_through_aot_autograd(tiny_vit: tuple[nn.Module, T
 @pytest.mark.parametrize("sparsity", [4.0, float("inf")])
 @pytest.mark.parametrize("grad", [False, True])
 def test_rpc_compiles_for_batches_of_any_size(grad: bool, sparsity: float, tiny_vit: tuple[nn.Module, Tensor]) -> None:
-    block: Any = rewire(tiny_vit[0], part("rpc", sparsity=sparsity)).blocks[0]  # type: ignore[index,union-attr]
+    block: Any = rewire(tiny_vit[0], part("rpc", iterations=2, sparsity=sparsity)).blocks[0]  # type: ignore[index,union-attr]
     torch.compiler.reset()
     compiled = torch.compile(block, dynamic=True, fullgraph=True, backend="aot_eager")
     for size in (2, 3):

@@ -39,7 +39,7 @@ def _half(rank: int, chain: str, folder: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("chain", CHAINS)
 def test_two_processes_agree_with_one(chain: str, tmp_path: Path) -> None:
-    in_two_processes(_half, chain, str(tmp_path))
+    in_two_processes(_half, chain, str(tmp_path), start="spawn")
     model, x = FAMILIES[0].randomised()
     rewire(model, *CHAINS[chain])(x).square().mean().backward()
     expected = [p.grad for p in model.parameters()]
