@@ -29,7 +29,7 @@ def check_model(model: object) -> None:
     """Refuse what is not a model of PyTorch at all."""
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"{model!r} is not a model; expected a torch.nn.Module, such as vitruvius.create_model(…) returns."
+            f"{model!r} is not a model; expected a torch.nn.Module, as vitruvius.create_model(…) returns."
         )
 
 

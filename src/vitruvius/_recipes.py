@@ -38,9 +38,7 @@ def find_recipe(name: str | Path) -> Path:
     if path.is_dir():
         if (path / "config.yaml").exists():
             raise ConfigError(f"{path} is a run folder; its recipe is {path / 'config.yaml'}.")
-        raise ConfigError(
-            f"{path} is a folder; expected a recipe's YAML file, or a name that `vitruvius list recipes` shows."
-        )
+        raise ConfigError(f"{path} is a folder; expected a recipe's YAML file, or a name (vitruvius list recipes).")
     if path.exists():
         return path
     packaged = recipes_folder() / f"{str(name).removesuffix('.yaml').removeprefix('recipes/')}.yaml"

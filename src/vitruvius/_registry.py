@@ -52,10 +52,8 @@ class Registry(Generic[T]):
                 self._load()  # a name of our own is not taken over, whatever was imported first
             known = self._pieces.get(name)
             if known is not None and _origin(known) != _origin(piece):
-                raise ConfigError(
-                    f"{self.kind} {name!r} is already registered by {_origin(known)}; "
-                    f"{_origin(piece)} needs another name."
-                )
+                other = f"already registered by {_origin(known)}; {_origin(piece)} needs another name."
+                raise ConfigError(f"{self.kind} {name!r} is {other}")
             self._pieces[name] = piece
             return piece
 
@@ -200,9 +198,7 @@ def parse_spec(text: str, *, where: str = "") -> tuple[str, dict[str, Any]]:
         key, equals, value = item.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise ConfigError(
-                f"{prefix}{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255,steps=10."
-            )
+            raise ConfigError(f"{prefix}{item!r} in {text!r} is not of the form key=value, e.g. pgd:eps=4/255.")
         if key in settings:
             raise ConfigError(f"{prefix}{text!r} sets {key!r} twice.")
         settings[key] = parse_value(value)

@@ -121,10 +121,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except WRONG as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path} holds {type(data).__name__} {_short(str(data))}, "
-            "expected a mapping of sections such as model: and train:."
-        )
+        expected = "expected a mapping of sections such as model: and train:."
+        raise ConfigError(f"{path} holds {type(data).__name__} {_short(str(data))}, {expected}")
     return data
 
 

@@ -23,7 +23,7 @@ from vitruvius.data.loading import held_out
 from vitruvius.evaluation import describe, evaluate
 from vitruvius.models import load_model
 from vitruvius.training import train
-from vitruvius.training.alarm import Alarm, Reading
+from vitruvius.training.alarm import Alarm
 from vitruvius.training.loop import Trainer
 from vitruvius.training.selection import Selection, attack_in_turn
 
@@ -115,7 +115,7 @@ class Wavy(nn.Module):
         return torch.stack([margin, -margin], 1)
 
 
-def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
+def test_a_model_that_only_one_step_cannot_fool_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = torch.full((6, 1, 2, 2), 0.5), torch.zeros(6, dtype=torch.long)
     model, config = Wavy(0.1).train(), SimpleNamespace(alarm_gap=0.25, alarm_steps=10)
     session: Any = SimpleNamespace(
@@ -123,14 +123,19 @@ def test_a_model_that_only_one_step_cannot_fool_rings() -> None:
         task=SimpleNamespace(threat=("linf", 0.1), radius=0.1),
         process=ALONE,
         alarms=0,
+        updates=0,
+        epoch=0,
+        rollbacks=0,
+        agree_on_statistics=lambda: None,
         eval_model=lambda: model,
         autocast=lambda: torch.no_grad(),
     )
-    alarm = Alarm(session, "report", [(images, labels, torch.arange(6))])
-    reading = alarm.read()
-    assert reading == Reading(single=1.0, multi=0.0)
-    assert alarm.rings(reading)
-    assert not alarm.rings(Reading(single=0.6, multi=0.4))
+    alarm = Alarm(session, "none", [(images, labels, torch.arange(6))])
+    assert alarm.read() == (1.0, 0.0)
+    with pytest.raises(Overfitted):
+        alarm.check()
+    monkeypatch.setattr(alarm, "read", lambda: (0.6, 0.4))
+    assert alarm.check() == {"single_step_accuracy": 0.6, "multi_step_accuracy": 0.4}
     assert model.training
 
 
@@ -206,7 +211,7 @@ def test_what_has_just_chosen_is_not_attacked_again(tmp_path: Path, monkeypatch:
     looks: list[int] = []
     read, now = Alarm.read, [0]
 
-    def reading(self: Alarm) -> Reading:
+    def reading(self: Alarm) -> tuple[float, float]:
         now[0] = self.session.updates
         return read(self)
 
@@ -231,10 +236,10 @@ def collapse(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Training collapses at update 6, unless the rate has been lowered; the updates at which somebody looked."""
     looks: list[int] = []
 
-    def read(self: Alarm) -> Reading:
+    def read(self: Alarm) -> tuple[float, float]:
         looks.append(self.session.updates)
         fallen = self.session.updates >= 6 and self.session.rollbacks == 0
-        return Reading(0.9, 0.1) if fallen else Reading(0.5, 0.4)
+        return (0.9, 0.1) if fallen else (0.5, 0.4)
 
     monkeypatch.setattr(Alarm, "read", read)
     return looks
@@ -285,11 +290,11 @@ def test_a_rolled_back_run_stopped_anywhere_ends_as_the_unbroken_one(
 def test_an_alarm_that_no_rollback_silences_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
 
-    def read(self: Alarm) -> Reading:
+    def read(self: Alarm) -> tuple[float, float]:
         if self.session.updates < 6:
-            return Reading(0.5, 0.4)
+            return 0.5, 0.4
         rates.append(self.session.optimizer.param_groups[0]["lr"])
-        return Reading(0.9, 0.1)
+        return 0.9, 0.1
 
     monkeypatch.setattr(Alarm, "read", read)
     with pytest.raises(Overfitted, match=r"3 rollback\(s\) have not helped"):

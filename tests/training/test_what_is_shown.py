@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from small_run import small_config, small_session
-from vitruvius.training import session, train
+from vitruvius.tasks import Objective
+from vitruvius.training import train
 from vitruvius.training.loop import Trainer, describe_epoch
 
 LINE = r"epoch {}/2  loss \d\.\d{{3}}  accuracy +\d+\.\d %  held-out +\d+\.\d %  EMA +\d+\.\d %  [\d,]+ images/s"
@@ -56,7 +57,7 @@ def test_a_line_leaves_out_what_was_not_looked_at_and_alarms_of_earlier_epochs()
 
 
 def test_a_compiled_run_announces_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "compile_task", lambda *_: None)
+    monkeypatch.setattr(Objective, "compile", lambda *_, **__: None)
     lines = lines_of_a_run(tmp_path, "train.compile=true")
     assert "compiling the model for the first batch" in lines
     assert any(re.fullmatch(r"first batch: \d+\.\d s, compiling included", line) for line in lines)

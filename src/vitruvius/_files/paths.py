@@ -84,9 +84,7 @@ def read_json(path: StrPath) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
     except ValueError as error:
-        raise RunError(
-            f"{path} is damaged, it is not JSON: {error}. Delete it, or use a copy that is whole."
-        ) from error
+        raise RunError(f"{path} is damaged, it is not JSON: {error}. Delete it, or use a whole copy.") from error
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged: it holds {type(content).__name__}, expected a JSON object.")
     return content

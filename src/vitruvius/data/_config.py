@@ -148,9 +148,7 @@ class DataConfig:
         for name in ("scale", "ratio", "cutmix_minmax"):
             low, high = getattr(self, name) or (1.0, 1.0)
             if not 0 < low <= high or (name == "cutmix_minmax" and high > 1):
-                raise ConfigError(
-                    f"data.{name} = [{low}, {high}], expected two numbers above 0, the smaller one first."
-                )
+                raise ConfigError(f"data.{name} = [{low}, {high}], expected two numbers above 0, the smaller first.")
         if self.classes is not None and self.class_map is not None:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         if self.mix is not None and self.aug_repeats > 1:

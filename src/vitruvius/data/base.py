@@ -158,9 +158,7 @@ def check_data(config: DataConfig) -> None:
     _, traits = find_source(config.dataset)
     if config.classes is not None:
         if not traits.class_names:
-            raise DataError(
-                f"data.classes chooses classes by name, {config.dataset} has none; use a folder or torch/…."
-            )
+            raise DataError(f"data.classes chooses classes by name, {config.dataset} has none; use folder or torch/….")
         class_names(config.classes)
     if traits.root is None and config.root is not None:
         raise DataError(f"data.root={redact(config.root)} is not read: {config.dataset} needs no files. Leave it out.")
@@ -234,10 +232,8 @@ def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
     if wanted is None:
         raise DataError(f"{place} does not say how many classes it has; set data.num_classes.")
     if found is not None and (found > wanted or (found < wanted and config.class_map is None)):
-        raise DataError(
-            f"{place} has {found} classes, data.num_classes says {wanted}. "
-            "Correct it, or map a subset with data.class_map."
-        )
+        advice = "Correct it, or map a subset with data.class_map."
+        raise DataError(f"{place} has {found} classes, data.num_classes says {wanted}. {advice}")
     return wanted
 
 
@@ -248,10 +244,8 @@ def split_folder(root: Path, split: str) -> Path:
         if (root / name).is_dir():
             return root / name
     tried = ", ".join(dict.fromkeys((split, *synonyms)))
-    raise DataError(
-        f"no folder for the split {split!r} in {root} (tried {tried}). If the folders of the classes lie directly "
-        "in the root, write '.' as the name of the split."
-    )
+    advice = "If the classes' folders lie directly in the root, write '.' as the name of the split."
+    raise DataError(f"no folder for the split {split!r} in {root} (tried {tried}). {advice}")
 
 
 def chosen_ids(data: AnySet, limit: int | None, *, without: Tensor | None = None, only: Tensor | None = None) -> Tensor:

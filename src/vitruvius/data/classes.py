@@ -30,10 +30,10 @@ def subset_ids(name: str, data: Any) -> Tensor:
     place = {Path(data.describe(index)).name: index for index in range(len(data))}
     absent = [file for file in wanted if file not in place]
     if absent:
-        raise DataError(
-            f"{data.name} lacks {len(absent)} of the {len(wanted)} images of data.subset={name!r}, "
-            f"among them {', '.join(absent[:3])}."
+        missing = (
+            f"{len(absent)} of the {len(wanted)} images of data.subset={name!r}, among them {', '.join(absent[:3])}"
         )
+        raise DataError(f"{data.name} lacks {missing}.")
     return torch.tensor(sorted(place[file] for file in wanted))
 
 
@@ -60,7 +60,7 @@ def class_names(name: str) -> list[str]:
         names = _lines(Path(name).expanduser().read_text(encoding="utf-8"))
     else:
         raise DataError(
-            f"data.classes={name!r} is neither {', '.join(LISTS)} nor a text file with one class name per line."
+            f"data.classes={name!r} is neither {', '.join(LISTS)} nor a text file, one class name per line."
         )
     if not names or len(set(names)) < len(names):
         raise DataError(f"data.classes={name!r} lists {len(names)} classes, {len(set(names))} of them different.")
@@ -77,10 +77,8 @@ def read_class_map(name: str, root: Path) -> dict[str, int]:
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
             return {line.strip(): number for number, line in enumerate(lines) if line.strip()}
-    raise DataError(
-        f"class map {name} is neither {IMAGENET}, {', '.join(MAPS)} nor a file, nor one in {root}; expected a "
-        "text file, one class name per line."
-    )
+    known = ", ".join((IMAGENET, *MAPS))
+    raise DataError(f"class map {name} is neither {known} nor a text file, here or in {root}, one class name per line.")
 
 
 def names_by_number(numbers: Mapping[str, int]) -> tuple[str, ...]:

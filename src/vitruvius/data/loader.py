@@ -366,10 +366,8 @@ class ImageLoader(Loader):
         for index, reason in broken:
             image = self.images.describe(index)
             if self.config.broken == "error":
-                raise DataError(
-                    f"{image} cannot be decoded ({reason}). "
-                    "Repair or remove it, or skip such images with data.broken=skip."
-                )
+                advice = "Repair or remove it, or skip such images with data.broken=skip."
+                raise DataError(f"{image} cannot be decoded ({reason}). {advice}")
             if image not in self.broken:
                 self.broken.append(image)
 

@@ -244,10 +244,8 @@ def _mixed_loader(
         (first, second), config = sources, replace(config, cache="none")  # both in memory, or none
     number = round(mix.fraction * config.batch_size)
     if not 0 < number < config.batch_size:
-        raise ConfigError(
-            f"data.mix.fraction = {mix.fraction} of a batch of {config.batch_size} leaves nothing of one of the two "
-            "data sets."
-        )
+        share = f"data.mix.fraction = {mix.fraction} of a batch of {config.batch_size}"
+        raise ConfigError(f"{share} leaves nothing of one of the two data sets.")
     images = mix.epoch_images or len(first[1])
     batches = images // (config.batch_size * world_size)
     if batches == 0:
@@ -286,8 +284,6 @@ def _open_second(config: DataConfig, mix: Mix, data: AnySet, pre: Preprocessing)
         raise DataError(f"data.mix: {other.name} has {other.num_classes} classes, {data.name} {data.num_classes}.")
     names, others = (getattr(getattr(one, "reader", None), "class_to_idx", None) for one in (data, other))
     if names and others and any(names.get(name) != number for name, number in others.items()):
-        raise DataError(
-            f"data.mix: {other.name} numbers its classes otherwise than {data.name}; give both the same classes "
-            "with data.class_map and data.mix.class_map."
-        )
+        advice = "give both the same with data.class_map and data.mix.class_map."
+        raise DataError(f"data.mix: {other.name} numbers its classes otherwise than {data.name}; {advice}")
     return other

@@ -29,14 +29,6 @@ class RolledBack(Exception):
     """The session stands at an earlier state; its epoch must be entered again."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Accuracy under one step, and under that and several."""
-
-    single: float
-    multi: float
-
-
 @dataclass
 class Alarm:
     """Some images; `check` looks how the session's model stands on them and does what the recipe says."""
@@ -61,20 +53,17 @@ class Alarm:
         return cls(session, action, [*selection_loader(session, number, whole=True).with_ids()], checkpoint, selection)
 
     def check(self) -> dict[str, float]:
-        """Read, and do what the recipe says; the numbers for the row.
-
-        A state without an alarm is kept for a rollback.
-        """
+        """Read, and do what the recipe says; the numbers for the row. A calm state is kept for a rollback."""
         self.session.agree_on_statistics()
-        reading = self.read()
-        if self.rings(reading):
-            self._ring(reading)
+        single, multi = self.read()
+        if single - multi > self.session.config.train.alarm_gap:
+            self._ring(single, multi)
         elif self.action == "rollback" and self.checkpoint is not None:
             self.checkpoint.save_calm()
-        return {"single_step_accuracy": reading.single, "multi_step_accuracy": reading.multi}
+        return {"single_step_accuracy": single, "multi_step_accuracy": multi}
 
-    def read(self) -> Reading:
-        """Accuracy under one step and several with the radius of this moment, the same on every process.
+    def read(self) -> tuple[float, float]:
+        """Accuracy under one step, and under that and several, with the radius of this moment; on all processes alike.
 
         What has just chosen the best weights is not attacked again.
         """
@@ -86,44 +75,35 @@ class Alarm:
             model = session.eval_model()
             with in_eval_mode(model), session.autocast():
                 _, after = attack_in_turn(model, threats, self.images)
-        return Reading(*session.process.broadcast(after.double().mean(1).tolist()))
+        single, multi = session.process.broadcast(after.double().mean(1).tolist())
+        return single, multi
 
-    def rings(self, reading: Reading) -> bool:
-        """Whether this is a collapse."""
-        return reading.single - reading.multi > self.session.config.train.alarm_gap
-
-    def _ring(self, reading: Reading) -> None:
+    def _ring(self, single: float, multi: float) -> None:
         session, train = self.session, self.session.config.train
         session.alarms += 1
         message = (
             f"catastrophic overfitting at update {session.updates} (epoch {session.epoch + 1}): accuracy is "
-            f"{100 * reading.single:.1f} % under one step, {100 * reading.multi:.1f} % under "
+            f"{100 * single:.1f} % under one step, {100 * multi:.1f} % under "
             f"{train.alarm_steps} steps of the same size of attack."
         )
         if self.action == "report":
             if session.process.first:
                 logger.warning("%s Training continues (train.alarm=report).", message)
             return
-        advice = "Use a multi-step inner attack, a smaller step or eps, or train.alarm=rollback."
-        if self.action != "rollback" or self.checkpoint is None:
-            raise Overfitted(f"{message} {advice}")
-        if session.rollbacks >= train.alarm_rollbacks:
+        if self.action == "rollback" and session.rollbacks >= train.alarm_rollbacks:
             raise Overfitted(f"{message} {session.rollbacks} rollback(s) have not helped.")
-        self._roll_back(self.checkpoint, message, advice)
-
-    def _roll_back(self, checkpoint: Checkpoint, message: str, advice: str) -> None:
-        session, factor = self.session, self.session.config.train.alarm_lr
         alarms, rollbacks = session.alarms, session.rollbacks + 1
-        if not checkpoint.load_calm():
+        if self.action != "rollback" or self.checkpoint is None or not self.checkpoint.load_calm():
+            advice = "Use a multi-step inner attack, a smaller step or eps, or train.alarm=rollback."
             raise Overfitted(f"{message} {advice}")
         if self.selection is not None:
             self.selection.last = (-1, (), {})  # updates come again
         if session.process.first:
-            logger.warning("%s Back to update %d, with %g of the rate.", message, session.updates, factor)
+            logger.warning("%s Back to update %d, with %g of the rate.", message, session.updates, train.alarm_lr)
+        change = train.alarm_lr ** (rollbacks - session.rollbacks)
         for group in session.optimizer.param_groups:  # timm's schedules multiply by lr_scale
-            change = factor ** (rollbacks - session.rollbacks)
             group["lr_scale"] = group.get("lr_scale", 1.0) * change
             group["lr"] *= change
         session.alarms, session.rollbacks = alarms, rollbacks
-        checkpoint.save()
+        self.checkpoint.save()
         raise RolledBack

@@ -1,8 +1,8 @@
 """Checkpoints: everything a run needs to resume as if it had never stopped, in the middle of an epoch as well.
 
 Weights, their average, optimiser, schedule, scaler, what the task itself remembers, the place in the epoch with its
-half-made means, and all rows. Random streams need no place in it: see seeding.py. The state is written first, in one
-step; weights and metrics follow from it, so that a resume repairs what a crash at any point has left.
+half-made means, and all rows; random streams follow from the seed. The state is written first, in one step; weights and
+metrics follow from it, so that a resume repairs what a crash at any point has left.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class Checkpoint:
 
     def save(self, *, ended: bool = False) -> None:
         """The state; when an epoch has ended, the weights and metrics too."""
+
+        def write() -> None:
+            self.run.save_state(state)
+            self._publish(files)
+
         with saving():
             state, files = self._capture(), files_of(self.session) if ended else None
-            self.session.process.on_first(lambda: self._write(state, files))
-
-    def _write(self, state: dict[str, Any], files: Files | None) -> None:
-        self.run.save_state(state)
-        self._publish(files)
+            self.session.process.on_first(write)
 
     def _publish(self, files: Files | None) -> None:
         """Weights and metrics, if there are any, the metrics last."""
@@ -98,17 +99,13 @@ class Checkpoint:
 
     def _check_data(self, before: dict[str, Any]) -> None:
         """Refuse, or mention, images that are not those the state was trained on."""
-        folder = self.run.folder
         for role, identity in before.items():
-            now = self.session.data_identity.get(role, {})
-            differences = changes(identity, now)
+            differences = changes(identity, self.session.data_identity.get(role, {}))
             if not differences:
                 continue
-            text = f"{folder}: the {role} have changed since the run stopped: {'; '.join(differences[:3])}."
+            text = f"{self.run.folder}: the {role} have changed since the run stopped: {'; '.join(differences[:3])}."
             if self.session.config.data.changed == "error":
-                raise RunError(
-                    f"{text} Put them back, choose another folder with out=…, or resume with data.changed=warn."
-                )
+                raise RunError(f"{text} Put them back, choose another out=…, or resume with data.changed=warn.")
             logger.warning("%s The run resumes with them (data.changed=warn).", text)
 
 

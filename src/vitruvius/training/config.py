@@ -142,9 +142,8 @@ class TrainConfig:
             if not self.sched_on_updates:
                 raise ConfigError("train.sched_on_updates = False, expected true where train.sched = none.")
         elif self.warmup_epochs >= self.epochs and not self.warmup_prefix:
-            raise ConfigError(
-                f"train.warmup_epochs = {self.warmup_epochs}, expected fewer than the {self.epochs} of train.epochs."
-            )
+            expected = f"expected fewer than the {self.epochs} of train.epochs."
+            raise ConfigError(f"train.warmup_epochs = {self.warmup_epochs}, {expected}")
         peak = self.lr or DEFAULT_RATE
         ends_low = self.sched in ("cosine", "tanh", "poly", "plateau")
         if self.lr_base is None and self.min_lr > peak and ends_low:  # a base rate is scaled to the batch later
@@ -236,10 +235,8 @@ def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
     if isinstance(recipe, Config):
         recipe = to_plain(recipe)
     if not isinstance(recipe, Mapping):
-        raise ConfigError(
-            f"{recipe!r} is not a recipe; expected a name such as 'digits/softmax', the path of a YAML file, "
-            "a mapping with the recipe's sections, or a Config."
-        )
+        expected = "a name such as 'digits/softmax', the path of a YAML file, a mapping with its sections, or a Config"
+        raise ConfigError(f"{recipe!r} is not a recipe; expected {expected}.")
     return build(Config, shorten_warmup(override(recipe, overrides), overrides), source="the recipe")
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vitruvius._errors import ConfigError, VitruviusError
 from vitruvius._files import Lock, RemoteCopy, atomic_write_text, is_url, local_path, save_tensors
@@ -108,7 +109,6 @@ def check_masks(maps: MapsPlan | None, masks: Sequence[MaskPlan], source: str) -
 
 
 def check_trained(maps: MapsPlan) -> None:
-    """Refuse maps of a run that is not there."""
     if not (Path(maps.of) / "config.yaml").is_file():
         raise ConfigError(f"the masks of this sweep are made of the run {maps.of}, which is not there: train it first.")
 
@@ -131,28 +131,14 @@ def make_missing(maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Se
     check_trained(maps)
     if not Path(maps.file).is_file():
         logger.info("maps of %s", maps.of)
-        with open_request(
-            maps.of,
-            overrides,
-            images=maps.images,
-            out=maps.file,
-            writes="maps.safetensors",
-            split="training",
-            labels=False,
-        ) as request:
+        place: dict[str, Any] = {"out": maps.file, "writes": "maps.safetensors", "split": "training", "labels": False}
+        with open_request(maps.of, overrides, images=maps.images, **place) as request:
             write_maps(request)
     sites = survey(open_target(maps.of, overrides, data_needed=False).model)
     for plan in missing:
         logger.info("masks %s", plan.file)
+        settings = {name: getattr(plan, name) for name in ("sparsity", "budget", "tiles")}
         try:
-            write_masks(
-                maps.file,
-                plan.rule,
-                plan.file,
-                sparsity=plan.sparsity,
-                budget=plan.budget,
-                sites=sites,
-                tiles=plan.tiles,
-            )
+            write_masks(maps.file, plan.rule, plan.file, sites=sites, **settings)
         except VitruviusError as error:
             logger.info("    failed: %s", " ".join(str(error).split()))

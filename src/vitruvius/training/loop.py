@@ -538,9 +538,9 @@ class Trainer:
         return self.session.process.first and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
 
     def leave(self) -> NoReturn:
-        folder = "" if self.checkpoint is None else f" in {self.checkpoint.run.folder}"
+        place = "" if self.checkpoint is None else f" in {self.checkpoint.run.folder}"
         raise preempted(
-            self.stop, f"saved at update {self.session.updates}{folder}; the same command resumes from there."
+            self.stop, f"saved at update {self.session.updates}{place}; the same command resumes from there."
         )
 
     def raise_if_nonfinite(self) -> None:

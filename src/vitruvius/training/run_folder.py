@@ -64,23 +64,11 @@ KEPT = "kept"  # folder of the weights that `train.keep` leaves
 CHECKSUM = 64  # digits of sha256, in hexadecimal
 COMMENT = CHECKSUM.to_bytes(2, "little")  # ends the zip file's last record: how long the comment is
 FREE = {  # what may change when a run resumes
-    "processes",
-    "started",
-    "versions",
-    "out",
-    "data.root",
-    "data.download",
-    "data.mix.root",
-    "data.mix.download",
-    "data.workers",
-    "data.changed",
-    "data.eval_batch_size",
-    "train.device",
-    "train.save_every",
-    "train.save_minutes",
-    "train.keep",
-    "tracking",
-}
+    "processes", "started", "versions", "out", "tracking",
+    "data.root", "data.download", "data.mix.root", "data.mix.download",
+    "data.workers", "data.changed", "data.eval_batch_size",
+    "train.device", "train.save_every", "train.save_minutes", "train.keep",
+}  # fmt: skip
 
 
 class Run:
@@ -143,17 +131,16 @@ class Run:
         file = self.folder / "config.yaml"
         if not file.exists():
             return
-        before = flatten(redact(to_plain(build(Config, read_yaml(file), source=str(file)))))
-        now = flatten(redact(to_plain(config)))
+        begun = build(Config, read_yaml(file), source=str(file))
+        before, now = (flatten(redact(to_plain(recipe))) for recipe in (begun, config))
         keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        differing = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in keys]
-        if not differing:
-            return
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise RunError(
-            f"{self.folder} holds a run of another recipe: {'; '.join(differing[:3])}{more}. "
-            "Choose another folder with out=…, or delete this one."
-        )
+        if keys:
+            differing = "; ".join(f"{key} was {before.get(key)}, now {now.get(key)}" for key in keys[:3])
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise RunError(
+                f"{self.folder} holds a run of another recipe: {differing}{more}. "
+                "Choose another folder with out=…, or delete this one."
+            )
 
     def release(self) -> None:
         """Let other processes write to the folder again."""
@@ -176,9 +163,7 @@ class Run:
             (self.folder / "config.yaml").unlink(missing_ok=True)
             if self.copy is not None:
                 self.copy.forget()
-            self.release()
-            with contextlib.suppress(OSError):  # somebody has put a file there
-                self.folder.rmdir()
+            self.release()  # with which goes the folder
 
     def describe_kept(self) -> str:
         """What somebody who interrupts the run now will find, in a sentence."""
@@ -271,8 +256,11 @@ class Run:
 
     def _remove_old_shards(self) -> None:
         """Those that no state names any more."""
-        states = [self.folder / name for name in (STATE, PREVIOUS, CALM, NONFINITE)]
-        named = {Path(name).parent.name for file in states if file.exists() for name in shards_of(file)}
+        named: set[str] = set()
+        for name in (STATE, PREVIOUS, CALM, NONFINITE):
+            with contextlib.suppress(Exception):  # it is not there, or damaged in any way
+                shards = verify_checksum((self.folder / name).read_bytes()).get("shards", {})
+                named |= {Path(shard).parent.name for shard in shards}
         for folder in (self.folder / SHARDS).iterdir():
             if folder.name not in named:
                 shutil.rmtree(folder)
@@ -314,10 +302,8 @@ def share_out(config: Config, before: tuple[int, ...], processes: int) -> Config
     if images % processes:
         fitting = [number for number in range(1, 2 * processes) if images % number == 0]
         nearest = min(fitting, key=lambda number: abs(number - processes))
-        raise RunError(
-            f"the run makes updates of {images} images, which {processes} processes cannot share evenly; resume it "
-            f"with {nearest}."
-        )
+        uneven = f"which {processes} processes cannot share evenly; resume it with {nearest}."
+        raise RunError(f"the run makes updates of {images} images, {uneven}")
     if processes != before[0]:
         share = images // processes
         steps = next(number for number in range(math.ceil(share / batch), share + 1) if share % number == 0)
@@ -357,14 +343,6 @@ def verify_checksum(data: bytes) -> dict[str, Any]:
 def checksum_of(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def shards_of(file: Path) -> dict[str, str]:
-    """The files that a state names; none if it is damaged."""
-    try:
-        return dict(verify_checksum(file.read_bytes()).get("shards", {}))
-    except Exception:  # whatever a broken file makes of the reader
-        return {}
 
 
 def kept_weights(run: str | Path) -> dict[int, Path]:

@@ -103,10 +103,8 @@ def selection_threats(spec: str | None, ball: tuple[str, float] | None) -> Seque
             raise ConfigError(f"train.select_threat = {spec}: one step flatters models trained on one; use several.")
         return (threat,)
     if ball is None:
-        raise ConfigError(
-            "train.select = robust, but the task trains against no attack; name one that chooses, "
-            "e.g. train.select_threat=pgd:eps=4/255,steps=10,best=true."
-        )
+        advice = "name one that chooses, e.g. train.select_threat=pgd:eps=4/255,steps=10,best=true."
+        raise ConfigError(f"train.select = robust, but the task trains against no attack; {advice}")
     return one_and_several(*ball, STEPS)
 
 

@@ -162,13 +162,15 @@ def open_session(config: Config, process: Process, *, fresh: bool = True) -> Ses
         task.setup_ema(decay=config.train.model_ema_decay, use_warmup=config.train.model_ema_warmup, foreach=together)
     replica = shard(task, config, process)
     optimizer = make_optimizer(config, model, task)
-    updates = updates_per_epoch(config, loaders[0], task)
+    every = config.train.grad_accum_steps
+    if task.replays > 1 and every > 1:
+        times = f"the task replays every batch {task.replays} times"
+        raise ConfigError(f"train.grad_accum_steps = {every}, but {times}; use 1.")
+    updates = math.ceil(len(loaders[0]) / every) * task.replays  # the last of an epoch may see fewer batches
     scheduler, num_epochs = make_scheduler(config, optimizer, updates)
     wrap(task, model, config, process)
     role = "held-out images" if config.train.holdout else "validation images"
-    identity = process.on_first(
-        lambda: {"training images": identity_of(loaders[0]), role: identity_of(loaders[1])},
-    )
+    identity = process.on_first(lambda: {"training images": identity_of(loaders[0]), role: identity_of(loaders[1])})
     return Session(
         config=config,
         process=process,
@@ -232,8 +234,8 @@ def with_rate(config: Config, world_size: int) -> Config:
 
 def shares_of(process: Process, model: PixelModel) -> dict[str, Any]:
     """What every loader of a run is told: the model's preprocessing, and the part of this process."""
-    shares = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
-    return {"input_size": model.data_config, **shares}
+    share = {"rank": process.rank, "world_size": process.world_size, "device": process.device}
+    return {"input_size": model.data_config, **share}
 
 
 def make_loaders(config: Config, process: Process) -> tuple[Loader, Loader]:
@@ -331,7 +333,12 @@ def make_task(config: Config, model: nn.Module) -> Objective:
 def wrap(task: TrainingTask, model: PixelModel, config: Config, process: Process) -> None:
     """The compiler, then the other processes, in the order that timm's tasks expect."""
     if config.train.compile and config.train.compile != "auto":  # auto: see fast_step.py
-        compile_task(task, config.train.compile, config.train.compile_mode)
+        how, mode = config.train.compile, config.train.compile_mode
+        try:
+            task.compile(backend=how if isinstance(how, str) else "inductor", mode=mode)
+        except Exception as error:  # nothing is compiled yet: only the settings can be wrong
+            text = f"train.compile = {how!r} with compile_mode = {mode!r} cannot be used: {error}"
+            raise ConfigError(text) from error
     if process.grouped and config.train.parallel == "ddp":
         task.prepare_distributed(**ddp_settings(model, config, process))
         # Have DDP let go of its reducer before the process group: attributes go in the order in which they came. A
@@ -342,17 +349,13 @@ def wrap(task: TrainingTask, model: PixelModel, config: Config, process: Process
                 vars(module)["group_held_to_the_end"] = module.process_group
 
 
-def compile_task(task: TrainingTask, how: bool | str, mode: str | None) -> None:
-    """torch.compile; `how` may name its backend."""
-    try:
-        task.compile(backend=how if isinstance(how, str) else "inductor", mode=mode)
-    except Exception as error:  # nothing is compiled yet: only the settings can be wrong
-        raise ConfigError(f"train.compile = {how!r} with compile_mode = {mode!r} cannot be used: {error}") from error
-
-
 def ddp_settings(model: PixelModel, config: Config, process: Process) -> dict[str, Any]:
     """How DistributedDataParallel wraps a model."""
-    settings: dict[str, Any] = {"find_unused_parameters": bool(idle_parameters(model, config))}
+    with in_eval_mode(model), torch.enable_grad():  # weights without a gradient, as of queries that a core discards
+        model(grey_images(model, config, 2)).float().sum().backward()
+    idle = any(weight.requires_grad and weight.grad is None for weight in model.parameters())
+    model.zero_grad(set_to_none=True)
+    settings: dict[str, Any] = {"find_unused_parameters": idle}
     if config.train.dist_bn == "reduce" and batch_norms(model):
         # or the first process's images alone would count; older torch calls the setting broadcast_buffers
         known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -360,15 +363,6 @@ def ddp_settings(model: PixelModel, config: Config, process: Process) -> dict[st
     if process.device.type != "cpu":
         settings["device_ids"] = [process.device]
     return settings
-
-
-def idle_parameters(model: PixelModel, config: Config) -> list[str]:
-    """Weights that get no gradient, such as the norm of queries that a core discards; found by one backward pass."""
-    with in_eval_mode(model), torch.enable_grad():
-        model(grey_images(model, config, 2)).float().sum().backward()
-    idle = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
-    model.zero_grad(set_to_none=True)
-    return idle
 
 
 def image_shape(model: PixelModel, config: Config) -> tuple[int, int, int]:
@@ -423,9 +417,7 @@ def bfloat16_pays(model: PixelModel, config: Config) -> bool:
             if turn and time.perf_counter() > end:  # the first turn warms up
                 break
     model.zero_grad(set_to_none=True)
-    logger.debug(
-        "a gradient of %d images takes %.4f s in bfloat16, %.4f in float32", len(x), fastest[True], fastest[False]
-    )
+    logger.debug("a gradient of %d images takes %.4f s in bfloat16, %.4f in float32", len(x), *fastest.values())
     return fastest[True] * PAYS_FROM < fastest[False]
 
 
@@ -435,20 +427,14 @@ def bfloat16_pays(model: PixelModel, config: Config) -> bool:
 def make_optimizer(config: Config, model: nn.Module, task: TrainingTask) -> torch.optim.Optimizer:
     """timm's optimiser of that name, with its parameter groups; frozen weights stay out of it."""
     train = config.train
-    extras = {"eps": train.opt_eps, "betas": train.opt_betas, **fused_setting(train.opt, train.opt_kwargs, model)}
+    shared = ("opt", "lr", "weight_decay", "momentum", "filter_bias_and_bn", "layer_decay", "layer_decay_min_scale")
+    settings: dict[str, Any] = {name: getattr(train, name) for name in shared}
+    settings |= {
+        name: value for name, value in (("eps", train.opt_eps), ("betas", train.opt_betas)) if value is not None
+    }
+    settings |= fused_setting(train.opt, train.opt_kwargs, model)
     try:
-        optimizer = create_optimizer_v2(
-            inner(model),
-            opt=train.opt,
-            lr=train.lr,
-            weight_decay=train.weight_decay,
-            momentum=train.momentum,
-            filter_bias_and_bn=train.filter_bias_and_bn,
-            layer_decay=train.layer_decay,
-            layer_decay_min_scale=train.layer_decay_min_scale,
-            **{key: value for key, value in extras.items() if value is not None},
-            **train.opt_kwargs,
-        )
+        optimizer = create_optimizer_v2(inner(model), **settings, **train.opt_kwargs)
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise ConfigError(f"train.opt = {train.opt!r} cannot be made: {error}") from error
     # what a task trains besides the model, such as the projection of a feature distillation
@@ -479,42 +465,22 @@ def can_fuse(optimizer_class: Any, *, sharded: bool) -> bool:
     return optimizer_class.__module__.startswith("torch.") and "fused" in inspect.signature(optimizer_class).parameters
 
 
-def updates_per_epoch(config: Config, loader: Loader, task: Objective) -> int:
-    """Updates in an epoch; the last may see fewer batches. A task that replays its batches updates after each."""
-    every = config.train.grad_accum_steps
-    if task.replays > 1 and every > 1:
-        raise ConfigError(
-            f"train.grad_accum_steps = {every}, but the task replays every batch {task.replays} times; use 1."
-        )
-    return math.ceil(len(loader) / every) * task.replays
-
-
 def make_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates: int) -> tuple[Any, int]:
     """timm's scheduler, moved by every update (or every epoch); and the number of epochs, cool-down included."""
     train = config.train
+    shared = ("sched", "warmup_epochs", "warmup_lr", "warmup_prefix", "min_lr", "cooldown_epochs", "decay_epochs")
+    settings = {name: getattr(train, name) for name in (*shared, "decay_rate", "patience_epochs")}
+    of_rate = ("noise_pct", "noise_std", "cycle_mul", "cycle_decay", "cycle_limit", "k_decay")
+    settings |= {name: getattr(train, f"lr_{name}") for name in of_rate}
     with warnings.catch_warnings():  # timm does not save the counters of a plateau; the state of a run does
         warnings.filterwarnings("ignore", "PlateauLRScheduler is deprecated", FutureWarning)
         return create_scheduler_v2(
             optimizer,
-            sched=train.sched,
             num_epochs=train.epochs,
-            warmup_epochs=train.warmup_epochs,
-            warmup_lr=train.warmup_lr,
-            warmup_prefix=train.warmup_prefix,
-            min_lr=train.min_lr,
-            cooldown_epochs=train.cooldown_epochs,
-            decay_epochs=train.decay_epochs,
             decay_milestones=list(train.decay_milestones),
-            decay_rate=train.decay_rate,
-            patience_epochs=train.patience_epochs,
             noise=None if train.lr_noise is None else list(train.lr_noise),
-            noise_pct=train.lr_noise_pct,
-            noise_std=train.lr_noise_std,
             noise_seed=config.seed,
-            cycle_mul=train.lr_cycle_mul,
-            cycle_decay=train.lr_cycle_decay,
-            cycle_limit=train.lr_cycle_limit,
-            k_decay=train.lr_k_decay,
             step_on_epochs=train.sched == "plateau" or not train.sched_on_updates,
             updates_per_epoch=updates,
+            **settings,
         )

@@ -260,11 +260,11 @@ class Sweep:
         """Add the seconds of a part of a run to what earlier calls have spent on it, in seconds/NAME.json."""
         start = time.monotonic()
         yield
-        file = join(self.folder, "seconds", f"{run.name}.json")
         if process.first:
-            before: dict[str, float] = read_json(file) if exists(file) else {}
+            names = "seconds", f"{run.name}.json"
+            before = self._read(*names)
             spent = before.get(part, 0.0) + time.monotonic() - start
-            atomic_write_text(file, json.dumps({**before, part: round(spent, 2)}) + "\n")
+            atomic_write_text(join(self.folder, *names), json.dumps({**before, part: round(spent, 2)}) + "\n")
 
     def _has_time(self, end: float | None) -> bool:
         """Whether a run would end in time, if it takes as long as the longest finished one."""
@@ -276,14 +276,14 @@ class Sweep:
     def submit(self, spec: str) -> str:
         """Submit what is not finished to Slurm, a task each, as `spec` says; a last job prints the table."""
         self._check_plans()
-        names = [run.name for run in self._waiting()]
-        if not names:
+        waiting = self._waiting()
+        if not waiting:
             return self.summarise()
-        if any(needs_missing_masks(run.config, self.settings.masks) for run in self._waiting()):
+        if any(needs_missing_masks(run.config, self.settings.masks) for run in waiting):
             raise ConfigError(
-                f"{self.file}: its masks are not made yet, and the tasks of an array would each make them. Make them "
-                "first, with `vitruvius maps` and `vitruvius masks`, or train one run with --only."
+                f"{self.file}: its masks are not made yet; make them first, or train one run with --only."
             )
+        names = [run.name for run in waiting]
         return submit_runs(["sweep", self.file, *self.overrides], names, self.folder, spec)
 
     def status(self) -> str:
@@ -292,25 +292,27 @@ class Sweep:
         The table follows when no run is left, and is written as by `train`.
         """
         jobs = {} if is_url(self.folder) else states_of(Path(self.folder).absolute() / "slurm")
-        width, lines = max(len(run.name) for run in self.runs), []
-        for run in self.runs:
+
+        def describe(run: Planned) -> str:
             queued, log = jobs.get(run.name, ("", None))
-            file = join(self.folder, run.name, "metrics.jsonl")
-            epochs = len(read_text(file).splitlines()) if exists(file) else 0
-            parts = [redact(self._status(run)), f"epoch {epochs} of {run.config.train.epochs}", queued]
+            parts = [redact(self._status(run)), f"epoch {len(self._rows(run))} of {run.config.train.epochs}", queued]
             parts += [str(log)] if log is not None and log.exists() else []
-            lines.append(f"{run.name:<{width}}  {', '.join(part for part in parts if part)}")
+            return ", ".join(part for part in parts if part)
+
+        lines = self._lines(describe)
         queue = any(state for state, _ in jobs.values())
-        return "\n".join(lines) if queue else "\n".join([*lines, "", self.summarise()])
+        return "\n".join(lines if queue else [*lines, "", self.summarise()])
 
     # how runs stand
 
     def _notes(self) -> dict[str, Any]:
         """What is known of runs: status, mark, settings, seconds; each in a file of its own, and all in sweep.json."""
-        file = join(self.folder, "sweep.json")
-        notes: dict[str, Any] = read_json(file) if exists(file) else {}
-        own = {run.name: join(self.folder, "notes", f"{run.name}.json") for run in self.runs}
-        return notes | {name: read_json(note) for name, note in own.items() if exists(note)}
+        own = {run.name: self._read("notes", f"{run.name}.json") for run in self.runs}
+        return self._read("sweep.json") | {name: note for name, note in own.items() if note}
+
+    def _read(self, *names: str) -> dict[str, Any]:
+        file = join(self.folder, *names)
+        return read_json(file) if exists(file) else {}
 
     def _note(self, run: Planned, status: str, seconds: float) -> None:
         """Runs may end in several processes at once: sweep.json is what one of them knows of all."""
@@ -326,6 +328,11 @@ class Sweep:
             return "unfinished" if exists(join(self.folder, run.name, "config.yaml")) else "waiting"
         return str(note["status"])
 
+    def _rows(self, run: Planned) -> Rows:
+        """The metrics of a run as far as it has come."""
+        file = join(self.folder, run.name, "metrics.jsonl")
+        return [json.loads(line) for line in read_text(file).splitlines()] if exists(file) else []
+
     def _waiting(self) -> list[Planned]:
         return [run for run in self.chosen if self._status(run) != "finished"]
 
@@ -339,13 +346,13 @@ class Sweep:
 
         faults: what `find_faults` has found, shown with the runs; default: not looked for.
         """
+        fails = {name: f"would fail: {redact(fault)}" for name, fault in (faults or {}).items()}
+        lines = self._lines(lambda run: fails.get(run.name) or self._status(run))
+        return "\n".join([f"{self.recipe}: {len(self.runs)} runs in {self.folder}", *lines])
+
+    def _lines(self, describe: Callable[[Planned], str]) -> list[str]:
         width = max(len(run.name) for run in self.runs)
-        lines = [f"{self.recipe}: {len(self.runs)} runs in {self.folder}"]
-        for run in self.runs:
-            fault = (faults or {}).get(run.name)
-            status = f"would fail: {redact(fault)}" if fault else self._status(run)
-            lines.append(f"{run.name:<{width}}  {status}")
-        return "\n".join(lines)
+        return [f"{run.name:<{width}}  {describe(run)}" for run in self.runs]
 
     # the table
 
@@ -354,11 +361,7 @@ class Sweep:
 
         A line holds the mean over corruptions; summary.csv holds each of them at each severity.
         """
-        files = {run.name: join(self.folder, run.name, "metrics.jsonl") for run in self.runs}
-        metrics: dict[str, Rows] = {
-            name: [json.loads(line) for line in read_text(file).splitlines()] if exists(file) else []
-            for name, file in files.items()
-        }
+        metrics = {run.name: self._rows(run) for run in self.runs}
         metric, order = self.settings.metric or choosing_metric(metrics.values()), self.settings.order
         best = {name: best_of(rows, metric, order) for name, rows in metrics.items()}
         scored = [run for run in self.runs if best[run.name]]
@@ -394,11 +397,11 @@ class Sweep:
         """
         found: dict[str, float] = {}
         for plan in self.settings.evaluate:
-            folder = [run.name, *(["start"] if plan.start else []), plan.out]
-            file = join(self.folder, *folder, "report.json")
-            if plan.is_for(run.name) and exists(file):
-                prefix = f"{'/'.join(folder[1:])} " if len(self.settings.evaluate) > 1 else ""
-                scores: Rows = read_json(file)["threats"]
+            folder = [*(["start"] if plan.start else []), plan.out]
+            report = self._read(run.name, *folder, "report.json") if plan.is_for(run.name) else {}
+            if report:
+                prefix = f"{'/'.join(folder)} " if len(self.settings.evaluate) > 1 else ""
+                scores: Rows = report["threats"]
                 corrupted = [score["accuracy"] for score in scores if score["severity"] is not None]
                 if brief and len(corrupted) > 1:
                     scores = [score for score in scores if score["severity"] is None]
@@ -411,8 +414,7 @@ def best_of(rows: Rows, metric: str, order: str) -> tuple[float, int] | None:
     """The best value of a metric and its epoch. `accuracy` means that of the weights or of their running average."""
     names = (metric, f"val_{metric}", f"ema_{metric}")
     values = [(float(row[name]), int(row["epoch"])) for row in rows for name in names if row.get(name) is not None]
-    choose = max if order == "max" else min
-    return choose(values, key=lambda value: value[0]) if values else None
+    return (max if order == "max" else min)(values, key=lambda value: value[0], default=None)
 
 
 def choosing_metric(metrics: Iterable[Rows]) -> str:
@@ -425,9 +427,7 @@ def markdown(table: list[list[str]]) -> str:
     """A table, its columns aligned."""
     cells = [[text.replace("|", "\\|") for text in line] for line in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
-    ]
+    lines = [f"| {' | '.join(map(str.ljust, line, widths))} |" for line in cells]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
 

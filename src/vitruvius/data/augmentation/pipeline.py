@@ -273,10 +273,9 @@ def _make_step(step: Any, pre: Preprocessing) -> Step:
     if isinstance(step, transforms.RandomGrayscale):
         return _Grey(step.p)
     if isinstance(step, transforms.GaussianBlur):
-        if step.kernel_size[0] // 2 >= min(pre.size[1:]):
-            raise ConfigError(
-                f"data.gaussian_blur_prob needs images of at least {step.kernel_size[0] // 2 + 1} pixels."
-            )
+        reach = step.kernel_size[0] // 2
+        if reach >= min(pre.size[1:]):
+            raise ConfigError(f"data.gaussian_blur_prob needs images of at least {reach + 1} pixels.")
         return _Blur(step, probability)
     raise _unbatchable(step)
 

@@ -53,10 +53,8 @@ def open_raw(config: DataConfig, split: str, size: Size) -> RawImages:
     """Raw bytes in the file `root`, `…images.bin`, with labels in `…labels.npy` beside it; one split."""
     written = _SHAPE.fullmatch(config.dataset)
     if written is None:
-        raise DataError(
-            f"{config.dataset!r} does not say how large an image is; write height, width and 1, 3 or 4 channels, "
-            "as in bin/32x32x3."
-        )
+        expected = "expected height, width and 1, 3 or 4 channels, as in bin/32x32x3."
+        raise DataError(f"{config.dataset!r} does not say how large an image is; {expected}")
     height, width, channels = (int(number) for number in written.groups())
     shape = (height, width, channels)
     path, beside = _files(config.root or "")

@@ -40,9 +40,8 @@ def open_safetensors(config: DataConfig, split: str, size: Size) -> TensorSet:
         raise DataError(f"{file} holds {', '.join(tensors) or 'nothing'}; expected the tensors images and labels.")
     images, labels = tensors["images"], tensors["labels"]
     if images.dim() != 4 or len(images) != len(labels) or not len(labels):
-        raise DataError(
-            f"{file}: images {tuple(images.shape)} and labels {tuple(labels.shape)}, expected (N, C, H, W) and (N)."
-        )
+        shapes = f"images {tuple(images.shape)} and labels {tuple(labels.shape)}"
+        raise DataError(f"{file}: {shapes}, expected (N, C, H, W) and (N).")
     check_labels(labels, where=f"{file}: the")
     if images.is_floating_point():
         check_pixels(images)
@@ -89,9 +88,7 @@ def _images(pictures: Any, path: Path) -> Tensor:
     if pictures.ndim == 3:
         pictures = pictures[..., None]
     if pictures.ndim != 4 or not {pictures.shape[1], pictures.shape[3]} & set(_CHANNELS):
-        raise DataError(
-            f"{path}: images {pictures.shape}, expected (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels."
-        )
+        raise DataError(f"{path}: images {pictures.shape}, expected (N, H, W, C) or (N, C, H, W), C = 1, 3 or 4.")
     images = torch.from_numpy(pictures)
     if images.shape[-1] in _CHANNELS:
         images = images.movedim(-1, 1)
