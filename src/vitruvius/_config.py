@@ -128,9 +128,7 @@ def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
     """A copy with `section.key=value` settings applied; list items by number, `attention.0.where=…`."""
     result: Data = _copy(data)
     for setting in settings:
-        if not isinstance(setting, str):
-            raise ConfigError(f"override {setting!r} is not text of the form section.key=value, e.g. train.epochs=20.")
-        dotted, equals, text = setting.partition("=")
+        dotted, equals, text = setting.partition("=") if isinstance(setting, str) else ("", "", "")
         if not equals or not dotted:
             raise ConfigError(f"override {setting!r} is not of the form section.key=value, e.g. train.epochs=20.")
         if not text.strip():  # a variable of a shell that is not set
@@ -284,10 +282,8 @@ def _explained(
     if detail["type"] in _UNKNOWN:
         known = [name for choice in _choices(schema, node) for name in choice.get("properties", ())]
         last = str(detail["loc"][-1])
-        text = (
-            f"unknown key {'.'.join((*path, *keys, last))!r}{suggest(last, known)} Known: {', '.join(known) or 'none'}."
-        )
-        return ConfigError(opening + text)
+        whole = ".".join((*path, *keys, last))
+        return ConfigError(f"{opening}unknown key {whole!r}{suggest(last, known)} Known: {', '.join(known) or 'none'}.")
     expected = f"expected {words_of(node)}"
     if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return ConfigError(f"{opening}{dotted} is missing; {expected}.")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -98,20 +99,17 @@ def process_group(device: str = "auto") -> Iterator[Process]:
     announced = int(os.environ.get("WORLD_SIZE", 1)) > 1 or dist.is_torchelastic_launched()
     began = announced and not dist.is_initialized()
     if began:
-        _begin_group(_backend_for(chosen))
+        store, rank, world_size = _meeting_place()
+        part = dist.PrefixStore(str(next(_GROUPS)), store)  # type: ignore[attr-defined]
+        dist.init_process_group(_backend_for(chosen), store=part, rank=rank, world_size=world_size)
+    group: dict[str, Any] = {}
+    if dist.is_initialized():
+        group = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "grouped": True}
     try:
-        yield _this_process(chosen, local_rank)
+        yield Process(device=chosen, local_rank=local_rank, **group)
     finally:
         if began:
             dist.destroy_process_group()
-
-
-def _this_process(device: torch.device, local_rank: int) -> Process:
-    if not dist.is_initialized():
-        return Process(device=device, local_rank=local_rank)
-    return Process(
-        device=device, rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), grouped=True
-    )
 
 
 def _backend_for(device: torch.device) -> str:
@@ -128,27 +126,19 @@ def _backend_for(device: torch.device) -> str:
     return dist.get_default_backend_for_device(device)
 
 
-class _Meeting:
-    """Where the processes meet, for the life of this one.
+_GROUPS = itertools.count(1)
+
+
+@functools.cache
+def _meeting_place() -> tuple[Any, int, int]:
+    """Store, rank and number of the processes, for the life of this one.
 
     A second store at the address of the first may be taken for it while that one is going down: one process of two
     then waits for ever. Every group gets a part of one store instead.
     """
-
-    store: ClassVar[Any] = None
-    rank: ClassVar[int] = 0
-    world_size: ClassVar[int] = 1
-    groups: ClassVar[int] = 0
-
-
-def _begin_group(backend: str) -> None:
-    if _Meeting.store is None:
-        store, _Meeting.rank, _Meeting.world_size = next(rendezvous("env://"))
-        name = _agreed_name(store, _Meeting.rank, _Meeting.world_size)
-        _Meeting.store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-    _Meeting.groups += 1
-    part = dist.PrefixStore(str(_Meeting.groups), _Meeting.store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=part, rank=_Meeting.rank, world_size=_Meeting.world_size)
+    store, rank, world_size = next(rendezvous("env://"))
+    name = _agreed_name(store, rank, world_size)
+    return dist.PrefixStore(name, store), rank, world_size  # type: ignore[attr-defined]
 
 
 def _agreed_name(store: Any, rank: int, world_size: int) -> str:
@@ -175,25 +165,20 @@ def _agreed_name(store: Any, rank: int, world_size: int) -> str:
 def choose_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: the accelerator PyTorch finds, else the CPU; or a device by name. Without a number, each rank its own."""
     if wanted == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        return _numbered(found or torch.device("cpu"), local_rank)
-    try:
-        device = torch.device(wanted)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {wanted!r} cannot be used here: {reason} Use device=auto or device=cpu.") from None
-    return _numbered(device, local_rank)
-
-
-def _numbered(device: torch.device, local_rank: int) -> torch.device:
-    """An accelerator without a number is one of several by the rank."""
-    number = 1
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    else:
+        try:
+            device = torch.device(wanted)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            advice = "Use device=auto or device=cpu."
+            raise ConfigError(f"device {wanted!r} cannot be used here: {reason} {advice}") from None
     index: Any = device.index  # None where no number was given, which torch's types do not say
     if device.type == "cpu":
         keep_memory()
-    elif index is None:
-        number = torch.get_device_module(device).device_count()
+        return device
+    number = torch.get_device_module(device).device_count() if index is None else 1
     return device if number == 1 else torch.device(device.type, local_rank % number)
 
 

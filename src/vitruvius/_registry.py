@@ -82,22 +82,20 @@ class Registry(Generic[T]):
         `spec` is a name, `"name:key=value,…"`, `{use: name, key: value}`, or the piece itself; `settings` are further
         settings given beside it, `where` begins an error's sentence.
         """
+        given, piece = dict(settings or {}), spec
         if isinstance(spec, str | Mapping):
             name, own = read_spec(spec, where=where or self.kind)
-        elif callable(spec):
-            name, own = getattr(spec, "__name__", type(spec).__name__), {}
-        else:
-            raise self.not_a_piece(spec, where)
-        given = dict(settings or {})
-        for key in own:
-            if key in given:
+            if twice := own.keys() & given.keys():
+                key = min(twice)
                 raise ConfigError(f"{where or self.kind}: {key!r} of {name!r} is set twice, in {spec!r} and beside it.")
-        piece: Any = spec
-        if isinstance(spec, str | Mapping):
-            piece = self.get(name, where=where)
+            given, piece = own | given, self.get(name, where=where)
+        elif not callable(spec):
+            raise self.not_a_piece(spec, where)
         elif not given:
             return piece
-        return functools.partial(piece, **bind(name, piece, own | given, where=where))
+        else:
+            name = getattr(spec, "__name__", type(spec).__name__)
+        return functools.partial(piece, **bind(name, piece, given, where=where))
 
     def get(self, name: str, *, where: str = "") -> T:
         """The piece of that name; an error says where the name was written."""
@@ -229,10 +227,14 @@ def load_plugins(names: Iterable[str]) -> None:
     for name in names:
         sys.path.insert(0, str(Path.cwd()))  # `vitruvius` as a command does not look there by itself
         try:
-            with _explained(f"plugins: {name!r}"):
-                importlib.import_module(name)
+            _import_plugin(name)
         finally:
             sys.path.remove(str(Path.cwd()))
+
+
+def _import_plugin(name: str) -> None:
+    with _explained(f"plugins: {name!r}"):
+        importlib.import_module(name)
 
 
 def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> None:
@@ -256,10 +258,13 @@ def load_foreign_plugins(names: object, *, source: str, trust: bool = False) -> 
                 f"you trust it, say --trust-plugins or plugins=[{name}] (in Python: trust_plugins=True, or import it "
                 "first; in a recipe that uses this run: list it under plugins)."
             )
-    with _without_current_folder():
+    before, here = list(sys.path), Path.cwd().resolve()  # a file there may have the name of what is installed
+    sys.path[:] = [path for path in before if path and Path(path).resolve() != here]
+    try:
         for name in names:
-            with _explained(f"plugins: {name!r}"):
-                importlib.import_module(name)
+            _import_plugin(name)
+    finally:
+        sys.path[:] = before
 
 
 def _is_installed(name: str) -> bool:
@@ -268,17 +273,6 @@ def _is_installed(name: str) -> bool:
     groups = [group for group in points.groups if group.startswith("vitruvius.")]
     offered = [point.module for group in groups for point in points.select(group=group)]
     return any(module == name or module.startswith(f"{name}.") for module in offered)
-
-
-@contextlib.contextmanager
-def _without_current_folder() -> Iterator[None]:
-    """Imports find what is installed, not a file of the same name in the current folder."""
-    before = list(sys.path)
-    sys.path[:] = [path for path in before if path and Path(path).resolve() != Path.cwd().resolve()]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def require(package: str, extra: str) -> object:

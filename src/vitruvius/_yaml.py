@@ -40,19 +40,14 @@ def _count(node: Any, known: dict[int, int]) -> int:
     if id(node) in known:
         return known[id(node)]
     known[id(node)] = LARGEST + 1  # met again before it is counted: it holds itself
-    total = 1 + sum(_count(child, known) for child in _children(node))
+    children = node.value if isinstance(node, yaml.CollectionNode) else []
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in children for child in pair]
+    total = 1 + sum(_count(child, known) for child in children)
     if total > LARGEST:
         raise ConfigError(f"its aliases (*name) stand for more than {LARGEST} values; write them out.")
     known[id(node)] = total
     return total
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, yaml.MappingNode):
-        return [child for pair in node.value for child in pair]
-    if isinstance(node, yaml.SequenceNode):
-        return list(node.value)
-    return []
 
 
 _BOOL, _INT, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -78,10 +73,6 @@ def _construct_int(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return -whole if str(node.value).startswith("-") else whole
 
 
-def _construct_float(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(node.value).replace(".inf", "inf").replace(".nan", "nan"))
-
-
 def _construct_fraction(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     over, under = str(node.value).split("/")
     if float(under) == 0:
@@ -90,7 +81,7 @@ def _construct_fraction(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
 
 
 _Loader.add_constructor(_INT, _construct_int)
-_Loader.add_constructor(_FLOAT, _construct_float)
+_Loader.add_constructor(_FLOAT, lambda _, node: float(node.value.replace(".inf", "inf").replace(".nan", "nan")))
 _Loader.add_constructor("!fraction", _construct_fraction)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError, suggest
 from vitruvius._files import is_url
-from vitruvius._random import seed_of
+from vitruvius._random import image_keys, seed_of
 from vitruvius._registry import Registry, first_line
 from vitruvius._secrets import redact
 from vitruvius.data._config import DataConfig
@@ -87,7 +87,6 @@ class TensorSet:
 
     @property
     def pixels(self) -> Tensor:
-        """All images as they are kept."""
         return self.images
 
 
@@ -196,11 +195,8 @@ def find_source(dataset: str) -> tuple[Open, data_source]:
 
 def describe_sources() -> list[tuple[str, str, str]]:
     """(name, settings, one line) of every source, for `vitruvius list data`."""
-    rows = []
-    for name in data_sources:
-        after = _traits(name).after_slash
-        rows.append((f"{name}/{after}" if after else name, "", first_line(data_sources[name])))
-    return rows
+    afters = {name: _traits(name).after_slash for name in data_sources}
+    return [(f"{name}/{a}" if a else name, "", first_line(data_sources[name])) for name, a in afters.items()]
 
 
 def is_stream(config: DataConfig) -> bool:
@@ -262,6 +258,17 @@ def chosen_ids(data: AnySet, limit: int | None, *, without: Tensor | None = None
         return only
     ids = torch.arange(number) if limit is None or limit >= number else choice(number, limit, seed=0)
     return ids if without is None else ids[~torch.isin(ids, without)]
+
+
+def smallest_of_each_class(labels: Tensor, wanted: float) -> Tensor:
+    """(N,) which images have the smallest hashed numbers of their class, for ever: so many, or below 1 such a share."""
+    rank = image_keys(torch.arange(len(labels)), torch.zeros(len(labels), dtype=torch.int64), seed=0, epoch=0)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        count = round(wanted * len(members)) if wanted < 1 else round(wanted)
+        chosen[members[rank[members].argsort()[:count]]] = True
+    return chosen
 
 
 def choice(number: int, count: int, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def _as_they_are(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataCo
         need = len(ids) * math.prod(size)
         if config.cache == "auto" and need > LIMIT:
             raise SizesDiffer(f"they need {need / 2**30:.1f} GiB, more than the {LIMIT / 2**30:.0f} that auto keeps.")
-        return _decode_all(data, ids, size, _AsItIs(data.name, size), config, decoded=True)
+        return _decode_all(data, ids, size, partial(_as_it_is, data.name, size), config, decoded=True)
     except (ConfigError, SizesDiffer) as reason:
         if config.cache == "memory":
             raise
@@ -70,19 +71,14 @@ def _as_they_are(data: ImageSet, ids: Tensor, pre: Preprocessing, config: DataCo
         return None
 
 
-class _AsItIs:
+def _as_it_is(name: str, size: Size, image: object) -> Tensor:
     """A PIL image → uint8 (C, H, W); another size than expected is an error."""
+    from torchvision.transforms import functional
 
-    def __init__(self, name: str, size: Size) -> None:
-        self.name, self.size = name, size
-
-    def __call__(self, image: object) -> Tensor:
-        from torchvision.transforms import functional
-
-        pixels: Tensor = functional.pil_to_tensor(image)
-        if pixels.shape[1:] != self.size[1:]:
-            raise _sizes_differ(self.name)
-        return pixels
+    pixels: Tensor = functional.pil_to_tensor(image)
+    if pixels.shape[1:] != size[1:]:
+        raise _sizes_differ(name)
+    return pixels
 
 
 def _common_size(data: ImageSet, ids: Tensor) -> tuple[int, int]:

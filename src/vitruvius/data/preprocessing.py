@@ -58,14 +58,8 @@ def eval_transform(pre: Preprocessing) -> Transform:
     """Resize and crop, as the model was evaluated by its authors."""
     from timm.data import create_transform
 
-    transform: Transform = create_transform(
-        pre.size,
-        crop_pct=pre.crop_pct,
-        crop_mode=pre.crop_mode,
-        interpolation=pre.interpolation,
-        mean=pre.mean,
-        normalize=False,
-    )
+    settings = {name: getattr(pre, name) for name in ("crop_pct", "crop_mode", "interpolation", "mean")}
+    transform: Transform = create_transform(pre.size, normalize=False, **settings)
     return transform
 
 
@@ -105,26 +99,20 @@ def _timm_transform(config: DataConfig, pre: Preprocessing) -> Any:
     """One transform, or three (shared, colours, last) unless the recipe asks for no augmentation."""
     from timm.data import create_transform
 
-    jitter = 0.4 if config.color_jitter is None else config.color_jitter
+    shared = ("no_aug", "train_crop_mode", "scale", "ratio", "vflip", "color_jitter_prob", "grayscale_prob")
+    settings = {name: getattr(config, name) for name in (*shared, "gaussian_blur_prob")}
     try:
         return create_transform(
             pre.size,
             is_training=True,
-            no_aug=config.no_aug,
-            train_crop_mode=config.train_crop_mode,
-            scale=config.scale,
-            ratio=config.ratio,
             hflip=0.5 if config.hflip is None else config.hflip,
-            vflip=config.vflip,
-            color_jitter=jitter if jitter else None,
-            color_jitter_prob=config.color_jitter_prob,
-            grayscale_prob=config.grayscale_prob,
-            gaussian_blur_prob=config.gaussian_blur_prob,
+            color_jitter=(0.4 if config.color_jitter is None else config.color_jitter) or None,
             auto_augment=config.aa,
             interpolation=config.train_interpolation,
             mean=pre.mean,
             normalize=False,
             separate=not config.no_aug,
+            **settings,
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(f"timm cannot make the training transform: {error!r}; see data.aa, data.scale, …") from error

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from vitruvius._errors import DataError
-from vitruvius._random import image_keys
 from vitruvius.data._config import DataConfig
-from vitruvius.data.base import Size, TensorSet, check_num_classes, data_source
+from vitruvius.data.base import Size, TensorSet, check_num_classes, data_source, smallest_of_each_class
 
 _VALIDATION_PER_DIGIT = 36
 
@@ -48,9 +47,4 @@ def _all_digits() -> tuple[Tensor, Tensor, Tensor]:
     file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"  # to import load_digits takes a second
     table = torch.from_numpy(np.loadtxt(file, delimiter=","))
     images, labels = table[:, :-1].view(-1, 8, 8), table[:, -1]
-    rank = image_keys(torch.arange(len(labels)), torch.zeros(len(labels), dtype=torch.int64), seed=0, epoch=0)
-    validation = torch.zeros(len(labels), dtype=torch.bool)
-    for digit in range(10):
-        members = (labels == digit).nonzero()[:, 0]
-        validation[members[rank[members].argsort()[:_VALIDATION_PER_DIGIT]]] = True
-    return images[:, None].float() / 16, labels.long(), validation
+    return images[:, None].float() / 16, labels.long(), smallest_of_each_class(labels, _VALIDATION_PER_DIGIT)

@@ -85,19 +85,10 @@ def _open_reader(
 ) -> Stream:
     from timm.data import create_dataset
 
+    shared = {name: getattr(config, name) for name in ("root", "class_map", "batch_size", "download")}
+    own = {"split": split, "is_training": training, "num_samples": num_samples, "seed": seed}
     try:
-        dataset = create_dataset(
-            config.dataset,
-            root=config.root,
-            split=split,
-            class_map=config.class_map,
-            is_training=training,
-            batch_size=config.batch_size,
-            num_samples=num_samples,
-            seed=seed,
-            download=config.download,
-            input_img_mode=pil_mode(size[0]),
-        )
+        dataset = create_dataset(config.dataset, input_img_mode=pil_mode(size[0]), **shared, **own)
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}") from error
     return make_stream(config, split, dataset.reader)
@@ -146,14 +137,12 @@ class StreamLoader(Loader):
         self.reader, self.share, self.transform, self.config = reader, share, transform, config
         if share.training:
             self.batch_size = config.batch_size
-            reader.dist_rank = share.rank
-            reader.dist_num_replicas = share.world_size
+            reader.dist_rank, reader.dist_num_replicas = share.rank, share.world_size
             self.workers = min(config.workers, usable_cores(), getattr(reader, "max_workers", config.workers))
         else:
             self.batch_size = config.eval_batch_size or config.batch_size
+            reader.dist_rank, reader.dist_num_replicas = 0, 1
             self.workers = min(config.workers, 1)  # one worker keeps the order
-            reader.dist_rank = 0
-            reader.dist_num_replicas = 1
         reader.set_loader_cfg(num_workers=max(1, self.workers))
 
     def __len__(self) -> int:

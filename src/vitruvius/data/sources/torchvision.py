@@ -13,10 +13,16 @@ from PIL import Image
 
 from vitruvius._checks import as_label
 from vitruvius._errors import DataError, suggest
-from vitruvius._random import image_keys
 from vitruvius._registry import require
 from vitruvius.data._config import DataConfig
-from vitruvius.data.base import TRAIN_NAMES, VALIDATION_NAMES, Size, check_num_classes, data_source
+from vitruvius.data.base import (
+    TRAIN_NAMES,
+    VALIDATION_NAMES,
+    Size,
+    check_num_classes,
+    data_source,
+    smallest_of_each_class,
+)
 from vitruvius.data.classes import class_names, names_by_number, read_class_map, require_classes
 
 
@@ -129,7 +135,8 @@ def open_torchvision(config: DataConfig, split: str, size: Size) -> TorchvisionI
         raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}{advice}") from error
     rows = None
     if known.training is not None:
-        rows = _split_rows(dataset, known.training, training=split in TRAIN_NAMES)
+        training = smallest_of_each_class(torch.tensor(_labels(dataset)), known.training)  # it has no splits
+        rows = (training if split in TRAIN_NAMES else ~training).nonzero()[:, 0].tolist()
     place, names = f"{config.dataset}/{split}", _class_names(dataset)
     if config.class_map is not None:  # e.g. caltech-102 for a model that knows TensorFlow's numbering
         if not names:
@@ -196,16 +203,3 @@ def _labels(dataset: Any) -> Any:
         if hasattr(dataset, name):
             return getattr(dataset, name)
     return None
-
-
-def _split_rows(dataset: Any, wanted: float, *, training: bool) -> list[int]:
-    """Some sets come without splits: the images of a class with the smallest hashed numbers train, for ever."""
-    labels = torch.tensor(_labels(dataset))
-    rank = image_keys(torch.arange(len(labels)), torch.zeros_like(labels), seed=0, epoch=0)
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        count = round(wanted * len(members)) if wanted < 1 else round(wanted)
-        chosen[members[rank[members].argsort()[:count]]] = True
-    rows: list[int] = (chosen if training else ~chosen).nonzero()[:, 0].tolist()
-    return rows
