@@ -9,20 +9,9 @@ from typing import NamedTuple
 
 from small_run import RECIPE, SMALL
 
-RUN, MISSING, TEXT, EMPTY, DAMAGED = (
-    "{place}/run",
-    "{place}/nowhere",
-    "{place}/text.txt",
-    "{place}/empty",
-    "{place}/bad",
-)
-OUT, MAPS, MASKS, SWEEP, NEW_FILE = (
-    "{place}/out",
-    "{place}/maps.safetensors",
-    "{place}/masks.safetensors",
-    "{place}/sweep.yaml",
-    "{place}/new.safetensors",
-)
+RUN, MISSING, TEXT, EMPTY, DAMAGED = (f"{{place}}/{name}" for name in ("run", "nowhere", "text.txt", "empty", "bad"))
+OUT, SWEEP = "{place}/out", "{place}/sweep.yaml"
+MAPS, MASKS, NEW_FILE = (f"{{place}}/{name}.safetensors" for name in ("maps", "masks", "new"))
 NO_MODEL = ["nope_model", "", "\0", "vitruvius/nope", "light/nope"]
 NO_RUN = [MISSING, TEXT, EMPTY, DAMAGED, "nothing://bucket/run", "memory://no-bucket/no-run", *NO_MODEL]
 HUGE = "9" * 26  # more than 64 bits hold
@@ -115,35 +104,31 @@ class Mistake:
         return f"{self.verb}-{self.what}"
 
 
-def _settings(kind: str = "data settings") -> Word:
-    return Word(kind)
-
-
-TARGET = Word("any run", RUN)
+TARGET, DATA, RECIPE_SETTINGS = Word("any run", RUN), Word("data settings"), Word("recipe settings")
 COMMANDS: dict[str, list[Word]] = {
-    "train": [Word("recipe", str(RECIPE)), _settings("recipe settings"), Word("slurm", flag="--slurm")],
+    "train": [Word("recipe", str(RECIPE)), RECIPE_SETTINGS, Word("slurm", flag="--slurm")],
     "sweep": [
-        Word("sweep", SWEEP), _settings("recipe settings"), Word("choice", flag="--minutes"),
+        Word("sweep", SWEEP), RECIPE_SETTINGS, Word("choice", flag="--minutes"),
     ],
     "evaluate": [
-        TARGET, _settings(), Word("threat", flag="--threat"), Word("shift", flag="--shift"),
+        TARGET, DATA, Word("threat", flag="--threat"), Word("shift", flag="--shift"),
         Word("run", flag="--baseline"), Word("split", flag="--calibrate"), Word("eps", flag="--sanity"),
         Word("count", "4", "--images"), Word("folder", OUT, "--out"),
     ],
     "attack": [
-        TARGET, _settings(), Word("threat", "fgsm:eps=0.1", "--threat"), Word("choice", flag="--what"),
+        TARGET, DATA, Word("threat", "fgsm:eps=0.1", "--threat"), Word("choice", flag="--what"),
         Word("count", "4", "--images"), Word("folder", OUT, "--out"), Word("file", flag="--out"),
     ],
     "analyse": [
-        TARGET, Word("analyses", "norms"), _settings(), Word("count", "4", "--images"), Word("folder", OUT, "--out"),
+        TARGET, Word("analyses", "norms"), DATA, Word("count", "4", "--images"), Word("folder", OUT, "--out"),
         Word("seed", flag="--seed"), Word("count", flag="--max-length"),
     ],
     "study": [
-        Word("study", "eps-sweep"), TARGET, _settings("study settings"), Word("count", "4", "--images"),
+        Word("study", "eps-sweep"), TARGET, Word("study settings"), Word("count", "4", "--images"),
         Word("folder", OUT, "--out"),
     ],
     "report": [Word("run", RUN), Word("page", "{place}/page.html", "--out"), Word("threat", flag="--threat")],
-    "maps": [TARGET, _settings(), Word("count", "4", "--images"), Word("file", NEW_FILE, "--out")],
+    "maps": [TARGET, DATA, Word("count", "4", "--images"), Word("file", NEW_FILE, "--out")],
     "masks": [
         Word("maps", MAPS), Word("rule", flag="--rule"), Word("share", flag="--sparsity"),
         Word("choice", flag="--budget"), Word("tokens", flag="--protect"),
@@ -153,7 +138,7 @@ COMMANDS: dict[str, list[Word]] = {
     "cycles": [Word("masks", MASKS), Word("count", flag="--head-dim"), Word("threshold", flag="--threshold")],
     "export": [Word("any run", RUN), Word("choice", "safetensors", "--format"), Word("file", NEW_FILE, "--out")],
     "compress": [
-        Word("run", RUN), _settings("recipe settings"), Word("share", flag="--sparsity"), Word("rank", flag="--rank"),
+        Word("run", RUN), RECIPE_SETTINGS, Word("share", flag="--sparsity"), Word("rank", flag="--rank"),
         Word("rule", flag="--rule"), Word("epochs", flag="--epochs"), Word("threat", flag="--threat"),
         Word("folder", OUT, "--out"),
     ],
@@ -162,7 +147,7 @@ COMMANDS: dict[str, list[Word]] = {
         Word("folder", OUT, "--out"),
     ],
     "corrupt": [
-        Word("images", "digits"), _settings(), Word("corruptions", "contrast", "--corruptions"),
+        Word("images", "digits"), DATA, Word("corruptions", "contrast", "--corruptions"),
         Word("severities", flag="--severities"), Word("choice", flag="--format"),
         Word("choice", flag="--scale"), Word("count", "4", "--images"), Word("count", "1", "--workers"),
         Word("folder", OUT, "--out"),
@@ -183,6 +168,14 @@ ALSO = {  # words of every command of a verb; a sweep notes runs that fail and g
     "train": [*SMALL, f"out={OUT}", "--quiet"],
     "sweep": [*SMALL, "--dry-run"],
 }
+
+
+def bomb(levels: int = 9, wide: int = 9) -> str:
+    """A few hundred bytes of YAML that stand for 9⁹ values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, levels):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * wide)}]")
+    return "\n".join(lines)
 
 
 def every_mistake() -> list[Mistake]:

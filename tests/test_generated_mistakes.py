@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mistakes import Mistake, every_mistake, some_mistakes
+from mistakes import Mistake, bomb, every_mistake, some_mistakes
 from small_run import RECIPE, small_run
 from vitruvius._yaml import dump_yaml
 from vitruvius.cli import main
@@ -26,13 +26,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, ("the-pickle-was-run",)
-
-
-def bomb() -> str:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    for level in range(1, 9):
-        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]")
-    return "\n".join(lines)
 
 
 @pytest.fixture(scope="module")

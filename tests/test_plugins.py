@@ -16,7 +16,6 @@ from vitruvius.attacks.base import attacks
 from vitruvius.attention import attentions
 from vitruvius.cli import main
 from vitruvius.corruptions import corruptions
-from vitruvius.data.base import data_sources
 from vitruvius.listing import listing
 from vitruvius.surgery import base as _socket
 
@@ -99,28 +98,13 @@ class Dusk(Corruption):
         return x * left
 '''
 
-DATA = '''
-import torch
-
-from vitruvius.data.base import TensorSet, data_source
-
-
-@data_source("stripes")
-def stripes(config, split, size):
-    """Bright above or below: two classes."""
-    labels = torch.arange(64) % 2
-    images = torch.zeros(64, 1, 8, 8)
-    images[labels == 0, :, :4] = images[labels == 1, :, 4:] = 1
-    return TensorSet(name=f"stripes/{split}", images=images, labels=labels, num_classes=2)
-'''
-
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugin:
     """Write a module into the current folder and load it as a recipe does; forget afterwards what it registered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_socket, "_SOCKETS", dict(_socket._SOCKETS))
-    for registry in (attentions, attacks, corruptions, data_sources):
+    for registry in (attentions, attacks, corruptions):
         everything = {name: registry[name] for name in registry}  # loads all of them first
         monkeypatch.setattr(registry, "_pieces", everything)
 
@@ -166,15 +150,10 @@ def test_an_attack_is_one_file(plugin: Plugin) -> None:
     assert "brighten" in listing("attacks")
 
 
-def test_a_data_set_and_a_corruption_are_one_file_each_and_a_line_of_the_recipe(
-    plugin: Plugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "my_data.py").write_text(DATA)
+def test_a_corruption_is_one_file(plugin: Plugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin("my_corruption", CORRUPTION)
     run = str(tmp_path / "run")
-    words = ["plugins=[my_data]", "data.dataset=stripes", "data.num_classes=2", "train.epochs=1", f"out={run}"]
-    assert main(["train", str(RECIPE), *SMALL, *words, "--quiet"]) == 0
+    assert main(["train", str(RECIPE), *SMALL, "train.epochs=1", f"out={run}", "--quiet"]) == 0
     assert main(["evaluate", run, "--threat", "dusk:severity=5"]) == 0
     assert "\ndusk " in capsys.readouterr().out
-    assert "stripes" in listing("data")
     assert "dusk" in listing("corruptions")

@@ -120,7 +120,7 @@ def test_a_plugin_module_registers_its_pieces_in_a_room_of_the_package(
     )
     monkeypatch.chdir(folder)  # the current folder is searched, and only while plugins are loaded
     path = list(sys.path)
-    monkeypatch.setattr(attentions, "_pieces", dict(attentions._pieces))
+    monkeypatch.setattr(attentions, "_pieces", {name: attentions[name] for name in attentions})
     load_plugins(["my_lab_attention"])
     load_plugins(["my_lab_attention"])
     assert "my_lab" in attentions
@@ -196,47 +196,3 @@ def test_signature_and_first_line_are_read_from_the_piece() -> None:
     assert signature_of(piece) == "rank=2, share"
     assert first_line(piece) == "First."
     assert first_line(object()) != "First."
-
-
-@pytest.fixture
-def hats() -> Registry:
-    """A registry with one piece that takes something and a setting."""
-    made: Registry = Registry("hat")
-
-    @made.register("bowler")
-    class Bowler:
-        def __init__(self, head: str = "", *, size: int = 57) -> None:
-            self.head, self.size = head, size
-
-    return made
-
-
-@pytest.mark.parametrize("spec", ["bowler:size=3", {"use": "bowler", "size": 3}], ids=["text", "mapping"])
-def test_text_and_mapping_make_the_same_piece(hats: Registry, spec: object) -> None:
-    made = hats.make(spec, "mine", where="wardrobe")
-    assert (made.head, made.size) == ("mine", 3)
-    assert hats.bind(spec)("yours").head == "yours"
-
-
-def test_an_object_makes_itself(hats: Registry) -> None:
-    mine = hats["bowler"](size=1)
-    assert hats.make(mine) is mine
-    assert hats.bind(hats["bowler"]) is hats["bowler"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("bowlr", "wardrobe: no hat named 'bowlr'; did you mean 'bowler'"),
-        ("bowler:sise=3", "wardrobe: unknown key 'bowler.sise'; did you mean 'size'"),
-        ({"use": "bowler", "size": "big"}, "wardrobe: bowler.size = 'big', expected a whole number"),
-        ({"size": 3}, "wardrobe: .* does not say which piece to use"),
-        (3, "wardrobe: 3 is not a hat; expected a name such as 'bowler'"),
-        (None, "wardrobe: None is not a hat"),
-    ],
-)
-def test_a_wrong_spec_says_where_it_was_written_and_what_was_expected(hats: Registry, spec: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        hats.make(spec, where="wardrobe")
-    with pytest.raises(ValueError, match=words):
-        hats.bind(spec, where="wardrobe")

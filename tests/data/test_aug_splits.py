@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pictures import same
 from timm.data import AugMixDataset, create_transform
 from timm.data.loader import fast_collate
 
@@ -76,9 +77,7 @@ def test_the_clean_split_is_cropped_and_flipped_but_neither_recoloured_nor_erase
 def test_an_epoch_repeats_and_resumes_with_any_number_of_workers(folder):
     whole = batches(config(folder))
     for again in (batches(config(folder, workers=1)), batches(config(folder), start=0)):
-        assert all(
-            torch.equal(a, b) for one, two in zip(whole, again, strict=True) for a, b in zip(one, two, strict=True)
-        )
+        assert same(whole, again)
     (last,) = batches(config(folder), start=2)
     assert torch.equal(last[0], whole[2][0])
 

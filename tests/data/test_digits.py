@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pictures import everything
 from sklearn.datasets import load_digits
 
 from vitruvius._errors import ConfigError, DataError
@@ -12,11 +13,6 @@ from vitruvius.data.loading import held_out
 from vitruvius.data.sources.digits import _all_digits
 
 SIZE = (3, 8, 8)
-
-
-def everything(loader):
-    columns = zip(*loader.with_ids(), strict=True)
-    return [torch.cat(column) for column in columns]
 
 
 def plain(split, **settings):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pictures import write_image
+from pictures import everything, write_image
 from PIL import Image
 
 from vitruvius._errors import ConfigError, DataError
@@ -29,10 +29,6 @@ def config(root, **settings):
 
 def evaluate(root, **settings):
     return eval_loader(config(root, **settings), input_size=SIZE)
-
-
-def everything(loader):
-    return [torch.cat(column) for column in zip(*loader.with_ids(), strict=True)]
 
 
 def test_images_come_in_order_with_their_labels(folder):

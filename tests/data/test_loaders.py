@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pictures import same
 
 from vitruvius.data import DataConfig, eval_loader, train_loader
 from vitruvius.data.loader import ImageLoader, Loader
@@ -34,11 +35,6 @@ def train(config, **settings) -> Loader:
 
 def listed(loader):
     return list(loader.with_ids())
-
-
-def same(first, second):
-    assert len(first) == len(second)
-    return all(torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
 
 
 def test_an_epoch_repeats_and_the_next_one_differs(config):

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from pictures import write_image
+from pictures import same, write_image
 
 from vitruvius._errors import ConfigError, DataError
 from vitruvius._files import save_tensors
@@ -46,11 +46,6 @@ def batches(config, epoch=0, start=0, **settings):
     found = list(loader.with_ids())
     assert len(found) == len(loader) - start
     return found
-
-
-def same(first, second):
-    assert len(first) == len(second)
-    return all(torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
 
 
 def levels(images):

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pictures import same
 
 from own_formats import Reader, picture
 from vitruvius._errors import ConfigError, DataError, MissingExtra
@@ -40,12 +41,6 @@ def train(number=24, rank=0, world_size=1, seed=0, **settings):
     share = Share(training=True, seed=seed, rank=rank, world_size=world_size)
     transform = train_transform(config, resolve(config, SIZE))
     return StreamLoader(stream(Reader(number, training=True)), share, transform, config, "cpu")
-
-
-def same(first, second):
-    return len(first) == len(second) and all(
-        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
-    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

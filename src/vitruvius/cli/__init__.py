@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -159,20 +159,16 @@ def run_and_exit() -> NoReturn:
 
 def _convert(hint: Any, tokens: Sequence[Token]) -> Any:
     """The values of a flag, refused where a number, a path or a text cannot be what was written."""
-    for token in tokens:
-        _check_word(hint, token.value)
+    for word in (token.value for token in tokens):
+        if "\0" in word:
+            raise ValueError("a word of the command holds a null byte, which no name or path can.")
+        if hint in (int, list[int]) and not (re.fullmatch(r"[+-]?\d+", word) and abs(int(word)) < 2**63):
+            raise ValueError(f"{word!r} is not a whole number of at most 64 bits.")
+        if hint is float and not math.isfinite(float(word)):
+            raise ValueError(f"{word!r} is not a finite number.")
+        if hint is Path and "://" in word:
+            raise ValueError(f"{word} is a URL; name a file or folder of this machine, and copy it from there.")
     return cyclopts.convert(hint, tokens)
-
-
-def _check_word(hint: Any, word: str) -> None:
-    if "\0" in word:
-        raise ValueError("a word of the command holds a null byte, which no name or path can.")
-    if hint in (int, list[int]) and not (re.fullmatch(r"[+-]?\d+", word) and abs(int(word)) < 2**63):
-        raise ValueError(f"{word!r} is not a whole number of at most 64 bits.")
-    if hint is float and not math.isfinite(float(word)):
-        raise ValueError(f"{word!r} is not a finite number.")
-    if hint is Path and "://" in word:
-        raise ValueError(f"{word} is a URL; name a file or folder of this machine, and copy it from there.")
 
 
 def _usage_error(error: CycloptsError, words: list[str]) -> str:
@@ -184,34 +180,22 @@ def _usage_error(error: CycloptsError, words: list[str]) -> str:
     names = [name for argument in error.argument_collection for name in argument.names]
     if OTHER_FLAGS.get(flag) in names:
         return f"Unknown option: {flag}. Did you mean {OTHER_FLAGS[flag]}?"
-    key = _key_of(flag, names)
-    if key is None:
-        return text
-    return f"Unknown option: {flag}. It is a setting: write {key}={value or _word_after(flag, words)}."
-
-
-def _key_of(flag: str, names: Iterable[str]) -> str | None:
-    """The setting that somebody wrote as a flag, if the verb takes settings."""
     from vitruvius.recipe_keys import find_key
 
-    key = flag.lstrip("-")
+    key: str | None = flag.lstrip("-")
     if "RECIPE" in names:
-        return find_key(key)
-    if "TARGET" not in names:
-        return None
-    return key if key in ("device", "seed") else find_key(key, ("data",))
-
-
-def _word_after(flag: str, words: list[str]) -> str:
+        key = find_key(flag.lstrip("-"))
+    elif key not in ("device", "seed"):
+        key = find_key(flag.lstrip("-"), ("data",))
+    if key is None or not {"RECIPE", "TARGET"} & set(names):
+        return text
     after = words[words.index(flag) + 1 :] if flag in words else []
-    return after[0] if after and not after[0].startswith("-") and "=" not in after[0] else "…"
+    said = after[0] if after and not after[0].startswith("-") and "=" not in after[0] else "…"
+    return f"Unknown option: {flag}. It is a setting: write {key}={value or said}."
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, for somebody who has not read the code; of what was not foreseen, how to see where.
-
-    `error` is whatever a verb raised.
-    """
+    """What went wrong, for somebody who has not read the code; of what was not foreseen, how to see where."""
     text = " ".join(str(error).split())
     if isinstance(error, VitruviusError):
         return text

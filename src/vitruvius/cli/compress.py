@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitruvius._errors import ConfigError
+from vitruvius._secrets import redact
+from vitruvius._version import __version__
+from vitruvius._yaml import dump_yaml, to_plain
 
 if TYPE_CHECKING:
     from vitruvius.targets.base import Target
@@ -50,14 +53,13 @@ def compress(
         trust_plugins: import the modules a run names under plugins:, which runs code.
     """
     from vitruvius._files import Lock, atomic_write_text, check_out
-    from vitruvius._secrets import redact
-    from vitruvius._yaml import dump_yaml
     from vitruvius.cli.evaluate import evaluate
     from vitruvius.cli.masks import cycles, export, maps, masks
     from vitruvius.targets.base import local_run, open_target
 
     source = local_run(target)
-    opened = open_target(source, _of_target(source, overrides), trust_plugins=trust_plugins)
+    words = _of_target(source, overrides)
+    opened = open_target(source, words, trust_plugins=trust_plugins)
     from vitruvius.compression.steps import masked_rules
     from vitruvius.report import write_page
     from vitruvius.training import train
@@ -68,7 +70,6 @@ def compress(
     _check(opened, tuning, overrides, asked)
     folder = out or opened.folder.with_name(f"{opened.folder.name}_compressed")
     check_out(folder, opened.folder)
-    words = _of_target(source, overrides)
     with Lock(folder):
         _claim(folder, {"run": source, **asked, "overrides": list(overrides)})
         if not (folder / "maps.safetensors").is_file():
@@ -114,8 +115,6 @@ def _of_tuning(target: Target, overrides: Sequence[str]) -> list[str]:
 
 def _tuning(target: Target, source: str, epochs: int | None) -> dict[str, Any]:
     """The recipe of a run, from its own weights, with a tenth of its learning rate; of a model by name a new one."""
-    from vitruvius._yaml import to_plain
-
     recipe = target.recipe if target.is_run else to_plain(target.config)
     tuning = {key: recipe[key] for key in SECTIONS if key in recipe}
     if target.is_run:
@@ -167,9 +166,6 @@ def _write_untrained(recipe: Mapping[str, Any], folder: Path) -> None:
     """The run that a fine-tuning of no epochs leaves: the model's own weights under the new attention."""
     from vitruvius._config import build
     from vitruvius._files import atomic_write_text, save_tensors
-    from vitruvius._secrets import redact
-    from vitruvius._version import __version__
-    from vitruvius._yaml import dump_yaml
     from vitruvius.models.config import AttentionRule, ModelConfig
     from vitruvius.models.create import create_from_config
 
@@ -184,7 +180,6 @@ def _write_untrained(recipe: Mapping[str, Any], folder: Path) -> None:
 def _claim(folder: Path, asked: Mapping[str, Any]) -> None:
     """Note what the folder is for; other settings need another folder."""
     from vitruvius._files import atomic_write_text
-    from vitruvius._secrets import redact
 
     text = redact(json.dumps(asked, indent=1))
     file = folder / "compress.json"

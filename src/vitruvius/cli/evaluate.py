@@ -78,14 +78,8 @@ def evaluate(
 
         for spec in threat:
             make_threats(spec, where="--threat")
-        flags: dict[str, object] = {
-            "threat": threat,
-            "shift": shift,
-            "baseline": baseline,
-            "calibrate": calibrate,
-            "sanity": sanity,
-        }
-        flags |= {"images": images, "out": out, "fresh": fresh, "trust-plugins": trust_plugins}
+        flags: dict[str, object] = {"threat": threat, "shift": shift, "baseline": baseline, "calibrate": calibrate}
+        flags |= {"sanity": sanity, "images": images, "out": out, "fresh": fresh, "trust-plugins": trust_plugins}
         print(submit_evaluation([target, *overrides], flags, slurm))
         return Evaluation()
     from vitruvius.request import open_request
@@ -161,13 +155,12 @@ def _judge_images(
         )
     results.report = report
     lines = [str(report)]
-    if CORRUPTIONS in baselines:
-        baseline = baselines[CORRUPTIONS]
-        results.corruptions = corruption_report(report, baseline)
-        if results.corruptions is not None:
-            lines.append(results.corruptions.means)
-            if baseline is not None and request.process.first:  # without one `evaluate` has saved it
-                results.corruptions.save(request.folder / "shifts" / CORRUPTIONS / "report.json")
+    baseline = baselines.get(CORRUPTIONS)
+    summary = results.corruptions = corruption_report(report, baseline) if CORRUPTIONS in baselines else None
+    if summary is not None:
+        lines.append(summary.means)
+        if baseline is not None and request.process.first:  # without one `evaluate` has saved it
+            summary.save(request.folder / "shifts" / CORRUPTIONS / "report.json")
     results.show("\n".join(lines))
 
 

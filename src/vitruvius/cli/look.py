@@ -102,7 +102,10 @@ def look(
         if serve:
             from vitruvius.look.serving import serve as serve_page
 
-            return serve_page(variants[0], shown, port=port, open_browser=open, announce=show_address)
+            def announce(address: str) -> None:
+                print(f"{address}\nCtrl-C ends it.", flush=True)  # at once; the command stays
+
+            return serve_page(variants[0], shown, port=port, open_browser=open, announce=announce)
         with request.bar("looking") as bar:
             found = look_at(variants, shown, threat=attack, of_class=of_class, progress=bar)
         with Lock(out, file=True):
@@ -114,11 +117,6 @@ def look(
 
         webbrowser.open(out.resolve().as_uri())
     return found
-
-
-def show_address(address: str) -> None:
-    """Print the `address` of a live page at once; the command stays until somebody ends it."""
-    print(f"{address}\nCtrl-C ends it.", flush=True)
 
 
 def analyse(
@@ -227,7 +225,7 @@ def study(
 
 
 def show_row(row: Mapping[str, object]) -> None:
-    """Tell every `row` of a study as soon as it is known, numbers with four digits; the table has all of them."""
+    """Every row of a study as soon as it is known, numbers with four digits; the table has all of them."""
     shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items() if key != "key"}
     logger.info(", ".join(f"{key} {value}" for key, value in shown.items()))
 
@@ -311,11 +309,7 @@ def runs_to_record(folders: Sequence[Path], images: int | None) -> list[Path]:
 def record_run(run: Path, overrides: Sequence[str], images: int, threat: Any, *, trust_plugins: bool = False) -> None:
     """Keep the sites of a run's model, and its attention on some images of its validation split, clean and attacked.
 
-    run: the folder.
-    overrides: settings `data.…`, `device=…`.
-    images: how many.
-    threat: attacks them; a model without a head, which has no answer to change, is shown clean images alone.
-    trust_plugins: import the modules that the run names.
+    A model without a head, which has no answer to change, is shown clean images alone.
     """
     from vitruvius.request import open_request
 

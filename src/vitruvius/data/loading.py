@@ -172,7 +172,17 @@ def _training_loaders(
     if isinstance(first, TensorSet):
         asked = _batch_config(first, config)
         if asked is not None or config.no_aug or not needs_pil(config):
-            return _tensor_loaders(_in_memory(sets), orders, pre, config, asked, device)
+            for one in sets:
+                if not isinstance(one, TensorSet):
+                    raise DataError(f"{first.name} is in memory, {one.name} is not; set data.cache=memory.")
+            pairs: list[tuple[Any, Order | Endless]] = list(zip(sets, orders, strict=True))
+            if asked is None:  # padded, flipped and erased
+                alike = {"pad": first.pad, "hflip": first.hflip}
+                return [TensorLoader(replace(one, **alike), order, pre, config, device) for one, order in pairs]
+            from vitruvius.data.augmentation.pipeline import BatchAugmentation
+
+            augmentation = BatchAugmentation(asked, pre)
+            return [TensorLoader(one, order, pre, asked, device, augmentation) for one, order in pairs]
         config = only_what_is_asked(config)
     transform = train_transform(config, pre)
     return [
@@ -191,33 +201,6 @@ def _batch_config(data: TensorSet, config: DataConfig) -> DataConfig | None:
     if config.cache == "auto" and data.decoded:
         return config
     return only_what_is_asked(replace(config, hflip=data.hflip) if config.hflip is None else config)
-
-
-def _tensor_loaders(
-    sets: Sequence[TensorSet],
-    orders: Sequence[Order | Endless],
-    pre: Preprocessing,
-    config: DataConfig,
-    asked: DataConfig | None,
-    device: torch.device | str,
-) -> list[TensorLoader]:
-    """Images in memory, augmented in batches by what is `asked`; or padded, flipped and erased."""
-    pairs = list(zip(sets, orders, strict=True))
-    if asked is not None:
-        from vitruvius.data.augmentation.pipeline import BatchAugmentation
-
-        augmentation = BatchAugmentation(asked, pre)
-        return [TensorLoader(one, order, pre, asked, device, augmentation) for one, order in pairs]
-    pad, hflip = sets[0].pad, sets[0].hflip
-    return [TensorLoader(replace(one, pad=pad, hflip=hflip), order, pre, config, device) for one, order in pairs]
-
-
-def _in_memory(sets: Sequence[AnySet]) -> list[TensorSet]:
-    tensors = [one for one in sets if isinstance(one, TensorSet)]
-    for one in sets:
-        if not isinstance(one, TensorSet):
-            raise DataError(f"{tensors[0].name} is in memory, {one.name} is not; set data.cache=memory.")
-    return tensors
 
 
 def _mixed_loader(

@@ -55,19 +55,19 @@ def submit_training(config: Config, spec: str) -> str:
     `spec` holds settings of `launch`: partition=gpu,nodes=2,gpus_per_node=8,timeout_min=1440.
     """
     out = config.out or "runs/unnamed"
-    logs = logs_of(spec, str(Path(out).parent / "slurm"), is_remote=is_url(out))
-    recipe = logs / f"{Path(out).name}.yaml"
-    job = submit(["train", str(recipe)], spec, logs, files={recipe: dump_yaml(config)})
-    return f"job {job}: {out}, logs in {logs}"
+    settings = settings_of(spec, Path(out).parent / "slurm", is_remote=is_url(out))
+    recipe = Path(settings["logs"]) / f"{Path(out).name}.yaml"
+    job = submit(["train", str(recipe)], settings, files={recipe: dump_yaml(config)})
+    return f"job {job}: {out}, logs in {settings['logs']}"
 
 
 def submit_runs(words: Sequence[str], runs: Sequence[str], folder: str, spec: str) -> str:
     """Submit the runs of a sweep, `vitruvius WORDS --run NAME` each, as one array; a last job prints the table."""
-    logs = logs_of(spec, str(Path(folder) / "slurm"), is_remote=is_url(folder))
-    names = logs / "runs.txt"
-    job = submit(words, spec, logs, runs=runs, files={names: "".join(f"{run}\n" for run in runs)})
+    settings = settings_of(spec, Path(folder) / "slurm", is_remote=is_url(folder))
+    logs = Path(settings["logs"])
+    job = submit(words, settings, runs=runs, files={logs / "runs.txt": "".join(f"{run}\n" for run in runs)})
     atomic_write_text(logs / "array.json", json.dumps({"job": job, "runs": list(runs)}) + "\n")
-    table = submit([*words, "--status"], spec, logs, after=job)
+    table = submit([*words, "--status"], settings, after=job)
     return f"job {job}: {len(runs)} runs in {folder}, logs in {logs}; job {table} prints the table when they have ended"
 
 
@@ -80,10 +80,9 @@ def submit_evaluation(words: Sequence[str], flags: Mapping[str, Any], spec: str)
         else:
             values = value if isinstance(value, list | tuple) else [] if value is None else [value]
             said += [f"--{name}={item}" for item in values]
-    logs = logs_of(
-        spec, str((target.parent if target.is_dir() else Path("runs")) / "slurm"), is_remote=is_url(words[0])
-    )
-    return f"job {submit(said, spec, logs)}: evaluation of {words[0]}, logs in {logs}"
+    place = (target.parent if target.is_dir() else Path("runs")) / "slurm"
+    settings = settings_of(spec, place, is_remote=is_url(words[0]))
+    return f"job {submit(said, settings)}: evaluation of {words[0]}, logs in {settings['logs']}"
 
 
 def states_of(logs: Path) -> dict[str, tuple[str, Path]]:
@@ -103,49 +102,40 @@ def states_of(logs: Path) -> dict[str, tuple[str, Path]]:
     }
 
 
-def logs_of(spec: str, default: str, *, is_remote: bool) -> Path:
-    """The folder of a job's files: `logs=…`, or the default beside what it writes."""
-    named = settings_of(spec)["logs"]
-    if named is None and is_remote:
-        raise ConfigError(f"--slurm: {default} is remote; name a folder that all nodes see with logs=….")
-    return Path(named or default).absolute()
-
-
-def settings_of(spec: str) -> dict[str, Any]:
-    """All settings of `launch`, checked."""
+def settings_of(spec: str, logs: Path, *, is_remote: bool) -> dict[str, Any]:
+    """All settings of `launch`, checked; files go to the folder `logs`, beside what the job writes, unless they say."""
     _, given = parse_spec(f"--slurm:{spec}", where="--slurm")
     settings: dict[str, Any] = {**(launch.__kwdefaults__ or {}), **bind("--slurm", launch, given)}
+    if settings["logs"] is None and is_remote:
+        raise ConfigError(f"--slurm: {logs} is remote; name a folder that all nodes see with logs=….")
     for key, least in {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "timeout_min": 1, "at_once": 1}.items():
         if settings[key] is not None and settings[key] < least:
             raise ConfigError(f"--slurm: {key} = {settings[key]}, expected at least {least}.")
-    return settings
+    return {**settings, "logs": str(Path(settings["logs"] or logs).absolute())}
 
 
 def submit(
     words: Sequence[str],
-    spec: str,
-    logs: Path,
+    settings: dict[str, Any],
     *,
     runs: Sequence[str] = (),
     after: str = "",
-    files: dict[Path, str] | None = None,
+    files: Mapping[Path, str] | None = None,
 ) -> str:
-    """Submit `vitruvius WORDS`; the number of the job. `files` are written first, once the settings are checked."""
-    settings = settings_of(spec)
+    """Submit `vitruvius WORDS`; the number of the job. `files` are written first."""
     if settings["cluster"] == "slurm" and shutil.which("sbatch") is None:
         raise ConfigError("--slurm: there is no `sbatch` here; run it where jobs are submitted, or try cluster=local.")
     if settings["cluster"] == "local" and (runs or settings["nodes"] > 1):
         raise ConfigError("--slurm: cluster=local runs one process; arrays and nodes are for a cluster.")
-    logs.mkdir(parents=True, exist_ok=True)
+    Path(settings["logs"]).mkdir(parents=True, exist_ok=True)
     for file, text in (files or {}).items():
         atomic_write_text(file, text)
         file.chmod(0o600)  # a recipe is kept as it was given, with the passwords of its URLs
-    return launch(words, logs_folder=logs, runs=runs, after=after, **settings)
+    return launch(words, runs, after, **settings)
 
 
 def launch(
     words: Sequence[str],
-    logs_folder: Path,
     runs: Sequence[str],
     after: str,
     *,
@@ -183,7 +173,7 @@ def launch(
     signal_delay_s: seconds before the time limit at which Slurm sends its signal
     cluster: slurm, or local to try it on this machine
     """
-    tasks = tasks_per_node or max(1, gpus_per_node)
+    tasks, logs_folder = tasks_per_node or max(1, gpus_per_node), Path(logs or ".")
     most = "" if at_once is None else f"%{at_once}"
     asked: dict[str, Any] = {
         "job-name": name,
@@ -222,17 +212,11 @@ def launch(
         return subprocess.run(background, capture_output=True, text=True, check=True).stdout.strip()
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"--slurm: {_refusal(done.stderr)}{_advice(done.stderr, gpus_per_node, partition)}")
+        text = done.stderr.strip() or "sbatch failed"
+        lines = [line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if "error:" in line]
+        advice, where = "", f"partition {partition}" if partition else "the cluster's default partition"
+        if gpus_per_node and ("gres" in text.lower() or "node configuration" in text.lower()):
+            asked_for = f"gpus_per_node={gpus_per_node} asks for GPUs that {where} does not have"
+            advice = f" {asked_for}; gpus_per_node=0 uses none."
+        raise ConfigError(f"--slurm: Slurm refuses the job: {[text, *lines][-1].rstrip('.')}.{advice}")
     return done.stdout.split(";")[0].strip()
-
-
-def _refusal(text: str) -> str:
-    lines = [line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if "error:" in line]
-    return f"Slurm refuses the job: {(lines or [text.strip() or 'sbatch failed'])[-1].rstrip('.')}."
-
-
-def _advice(text: str, gpus: int, partition: str | None) -> str:
-    where = f"partition {partition}" if partition else "the cluster's default partition"
-    if gpus and ("gres" in text.lower() or "node configuration" in text.lower()):
-        return f" gpus_per_node={gpus} asks for GPUs that {where} does not have; gpus_per_node=0 uses none."
-    return ""
