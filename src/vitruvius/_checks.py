@@ -34,10 +34,7 @@ def check_model(model: object) -> None:
 
 
 def check_head(model: object, name: str = "the model") -> None:
-    """Refuse a model without a head: it returns features, and the largest of them is not a class.
-
-    `name` is how the user wrote it.
-    """
+    """Refuse a model without a head: it returns features, and the largest of them is not a class."""
     if getattr(getattr(model, "model", model), "num_classes", None) == 0:
         raise ConfigError(
             f"{name} has no head (num_classes = 0): it returns features, not class scores. Train one first "
@@ -104,10 +101,7 @@ def check_pixels(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
 
 
 def check_labels(y: Tensor, num_classes: int | None = None, *, where: str = "the") -> None:
-    """Refuse labels (B,) that are not whole numbers from 0, below `num_classes` where that is known.
-
-    `where` begins the error: whose labels they are.
-    """
+    """Refuse labels (B,) that are not whole numbers from 0, below `num_classes` where that is known."""
     if y.is_floating_point() or y.dtype == torch.bool:
         raise DataError(f"{where} labels have dtype {y.dtype}; expected whole numbers (int64).")
     if not y.numel():

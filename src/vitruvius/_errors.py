@@ -1,20 +1,6 @@
-"""What can go wrong, as a tree.
+"""What can go wrong, as a tree of classes: all are VitruviusErrors, and what Python calls such an error, too.
 
-VitruviusError
-├── ConfigError              a recipe or a command line says something impossible
-├── UnknownName              no registered piece of that name (also a KeyError)
-├── SurgeryError             attention cannot be rewired as asked
-│   ├── NoSiteError          a pattern matches no attention site, or the model has none
-│   └── UnsuitableSite       a part does not make sense at this site
-├── CheckpointError          weights do not belong to this model, or the file is damaged
-├── DataError                a data set is missing, empty, or holds broken images
-├── RunError                 a run folder cannot be written or read (also an OSError)
-├── Diverged                 training has lost its numbers (also an ArithmeticError)
-│   └── Overfitted           training has learned to fool its own attack (catastrophic overfitting)
-├── Preempted                a signal asked the run to stop; it is saved and can go on (also an InterruptedError)
-└── MissingExtra             an optional package is needed (also an ImportError)
-
-All but the last five are ValueErrors too, so `except ValueError` keeps working.
+So `except ValueError` catches ConfigError, UnknownName, SurgeryError, CheckpointError and DataError.
 """
 
 from __future__ import annotations
@@ -31,56 +17,56 @@ class VitruviusError(Exception):
 
 
 class ConfigError(VitruviusError, ValueError):
-    """A recipe, an override or an argument is not acceptable."""
+    """A recipe, a command line or an argument says something impossible."""
 
 
 class UnknownName(VitruviusError, KeyError, ValueError):
-    """A name that no registry knows."""
+    """No registered piece of that name."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0])
 
 
 class SurgeryError(VitruviusError, ValueError):
-    """The attention of a model cannot be changed as asked."""
+    """Attention cannot be rewired as asked."""
 
 
 class NoSiteError(SurgeryError):
-    """Nothing to operate on."""
+    """A pattern matches no attention site, or the model has none."""
 
 
 class UnsuitableSite(SurgeryError):
-    """A part refuses a site."""
+    """A part does not make sense at this site."""
 
 
 class CheckpointError(VitruviusError, ValueError):
-    """Weights that do not fit, or a file that cannot be read."""
+    """Weights do not belong to this model, or the file is damaged."""
 
 
 class DataError(VitruviusError, ValueError):
-    """Data that cannot be used."""
+    """A data set is missing, empty, or holds broken images."""
 
 
 class RunError(VitruviusError, OSError):
-    """A run folder that cannot be read or written."""
+    """A run folder cannot be read or written."""
 
 
 class Diverged(VitruviusError, ArithmeticError):
-    """A loss or a weight is no longer a finite number."""
+    """Training has lost its numbers: a loss or a weight is not finite."""
 
 
 class Overfitted(Diverged):
-    """Robust against one step, helpless against several."""
+    """Training has learned to fool its own attack (catastrophic overfitting)."""
 
 
 class Preempted(VitruviusError, InterruptedError):
-    """Stopped by a signal, saved on the way out."""
+    """A signal asked the run to stop; it is saved and can be resumed."""
 
     exit_code = 75  # "try again later", for schedulers
 
 
 class MissingExtra(VitruviusError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional package is needed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: {install_command(extra)}")

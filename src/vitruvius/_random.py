@@ -94,10 +94,7 @@ def id_of(name: str) -> int:
 
 
 def image_ids(x: Tensor) -> Tensor:
-    """(B,) int64 ids from the pixels themselves, for callers that have no data-set index: equal images, equal ids.
-
-    `x` is (B, ...).
-    """
+    """(B,) int64 ids from the pixels x (B, …), for callers that have no data-set index: equal images, equal ids."""
     number = math.prod(x.shape[1:])
     if x.device.type != "cpu":
         bits = (x.float() + 0.0).flatten(1).view(torch.int32).long()

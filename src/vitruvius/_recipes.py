@@ -30,10 +30,7 @@ def recipe_files() -> dict[str, Path]:
 
 
 def find_recipe(name: str | Path) -> Path:
-    """The file of a recipe.
-
-    name: a path, which is taken as it is; or the name of a packaged recipe, with or without `.yaml`.
-    """
+    """The file of a recipe: a path as it is, or the name of a packaged one, with or without `.yaml`."""
     path = Path(name)
     if path.is_dir():
         if (path / "config.yaml").exists():

@@ -66,10 +66,7 @@ class Registry(Generic[T]):
         return self._pieces[name]
 
     def make(self, spec: Any, /, *args: Any, where: str = "") -> Any:
-        """The object that `spec` means: itself, or a registered piece called with `args` and its settings.
-
-        `where` begins an error's sentence: the recipe's section, or the argument of a public function.
-        """
+        """The object that `spec` means: itself, or a registered piece called with `args` and its settings."""
         if isinstance(spec, str | Mapping):
             return self.bind(spec, where=where)(*args)
         if spec is None or isinstance(spec, bool | int | float | list | tuple | set | bytes):
@@ -183,10 +180,7 @@ def read_spec(spec: Spec, *, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_spec(text: str, *, where: str = "") -> tuple[str, dict[str, Any]]:
-    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] and {} stay together.
-
-    `where` begins an error's sentence.
-    """
+    """`pgd:eps=4/255,steps=10` → ("pgd", {"eps": 0.0157, "steps": 10}); commas inside [] and {} stay together."""
     prefix = f"{where}: " if where else ""
     name, _, rest = text.partition(":")
     if not name.strip():

@@ -32,11 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def demo(out: Path, *, overrides: tuple[str, ...] = ()) -> Path:
-    """Train, evaluate and show; the path of the page. Called again, it resumes where it stopped.
-
-    `out` is the folder for runs and page; `overrides` are settings for all its recipes, `train.epochs=1` (default:
-    none).
-    """
+    """Train, evaluate and show; the path of the page. Called again, it resumes where it stopped."""
     runs = []
     for name, recipe in RECIPES.items():
         logger.info("\n%s: training on the embedded digits", name)
@@ -49,10 +45,7 @@ def demo(out: Path, *, overrides: tuple[str, ...] = ()) -> Path:
 
 
 def look(config: Config, run: Path) -> str:
-    """Evaluate one run under growing attacks and corruptions, and keep its attention on a few images for the page.
-
-    `config` is the recipe of the `run`.
-    """
+    """Evaluate one run under growing attacks and corruptions, and keep its attention on a few images for the page."""
     model = load_model(run)
     loader = eval_loader(config.data, input_size=model.data_config)
     attacks = [PGD(eps=strength / 255, steps=10) for strength in STRENGTHS]

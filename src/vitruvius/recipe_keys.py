@@ -94,10 +94,7 @@ def keys_of(section_or_piece: Any) -> list[Key]:
 
 
 def find_key(name: str, among: Iterable[str] = ("train", "data", "model", "recipe")) -> str | None:
-    """How a key is written on the command line: `epochs` → `train.epochs`; None if no section has it.
-
-    `name` is the key alone; `among` are the sections looked at, in order.
-    """
+    """How a key is written on the command line: `epochs` → `train.epochs`; None if no section has it."""
     wanted = name.replace("-", "_")
     for title in among:
         if wanted in schema_of(load(SECTIONS[title]))["properties"]:

@@ -90,10 +90,7 @@ def make_app() -> App:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 if it worked, 1 after an error, 2 for words that are no command, 75 and 130 after a signal.
-
-    `words` are those behind `vitruvius`; by default those of the process.
-    """
+    """Run one verb; 0 if it worked, 1 after an error, 2 for words that are no command, 75 and 130 after a signal."""
     words = sys.argv[1:] if words is None else list(words)
     verbose = any(word in VERBOSE for word in words)
     _print_what_cannot_be_encoded()

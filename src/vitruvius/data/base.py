@@ -205,10 +205,7 @@ def is_stream(config: DataConfig) -> bool:
 
 
 def class_words(config: DataConfig) -> tuple[str, ...]:
-    """What people call each class, by its number; empty where the data have only numbers, and for a stream.
-
-    `config` is a recipe's `data:` section.
-    """
+    """What people call each class, by its number; empty where the data have only numbers, and for a stream."""
     if is_stream(config):
         return ()
     return in_words(getattr(open_data(config, config.val_split, (3, 1, 1)), "class_names", ()))
@@ -219,11 +216,7 @@ def _traits(kind: str) -> data_source:
 
 
 def check_num_classes(config: DataConfig, place: str, found: int | None) -> int:
-    """The number of classes, from the data or the recipe; they must agree unless a class map relates them.
-
-    place: where the data are, for messages.
-    found: how many classes the data have; None if they do not say.
-    """
+    """The number of classes, from the data or the recipe; they must agree unless a class map relates them."""
     wanted = found if config.num_classes is None else config.num_classes
     if wanted is None:
         raise DataError(f"{place} does not say how many classes it has; set data.num_classes.")

@@ -124,10 +124,7 @@ def images_loader(
 
 
 def held_out(config: DataConfig, fraction: float, *, seed: int = 0) -> Tensor:
-    """Ids of a random part of the training split, sorted: `exclude` for training, `only` for choosing a model.
-
-    `fraction` of its images, above 0 and below 1, chosen by `seed`.
-    """
+    """Ids of a random part of the training split, sorted: `exclude` for training, `only` for choosing a model."""
     if is_stream(config):
         raise ConfigError(
             f"{config.dataset} is a stream; nothing can be held out. Say train.holdout=0, and name a split of its own "

@@ -190,10 +190,7 @@ class Config:
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """A recipe file with `section.key=value` overrides applied, checked whole.
-
-    `path` is the YAML file, `overrides` are applied in order (default: none).
-    """
+    """A recipe file with `section.key=value` overrides applied, checked whole."""
     overrides = list(overrides)
     data = shorten_warmup(override(read_yaml(path), overrides), overrides)
     if data.get("out") is None:

@@ -121,10 +121,7 @@ def needs_missing_masks(config: Config, masks: Sequence[MaskPlan]) -> bool:
 
 
 def make_missing(maps: MapsPlan | None, masks: Sequence[MaskPlan], overrides: Sequence[str]) -> None:
-    """Maps and masks that are not there yet. Masks that cannot be made are logged, and only runs that need them fail.
-
-    `maps` and `masks` are those of the sweep; `overrides` are settings of the maps' run, `data.root=…`.
-    """
+    """Maps and masks that are not there yet. What cannot be made is logged, and only runs that need it fail."""
     missing = [plan for plan in masks if not Path(plan.file).is_file()]
     if maps is None or not missing:
         return

@@ -493,7 +493,6 @@ class Trainer:
         session.task.update_ema(step=session.updates + 1)
 
     def advance(self) -> None:
-        """Count the update and move the schedule."""
         self.session.updates += 1
         if self.session.scheduler is not None:
             self.session.scheduler.step_update(self.session.updates)

@@ -51,7 +51,6 @@ class Means:
         return {"sums": dict(self._sums), "recent": self.process.gather(recent)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
         recent = state["recent"][self.process.rank]
         self._recent = {name: value.to(self.process.device) for name, value in recent.items()}
         self._sums = dict(state["sums"])

@@ -72,10 +72,7 @@ FREE = {  # what may change when a run resumes
 
 
 class Run:
-    """One run folder on disk; of a remote one (an fsspec URL) the folder here, which is copied there after epochs.
-
-    `folder` is a path, or the URL of a remote folder.
-    """
+    """One run folder on disk; of a URL (fsspec) the folder here, which is copied there after epochs."""
 
     def __init__(self, folder: str | Path) -> None:
         self.copy = RemoteCopy(str(folder), local_path(str(folder))) if is_url(folder) else None
@@ -143,7 +140,6 @@ class Run:
             )
 
     def release(self) -> None:
-        """Let other processes write to the folder again."""
         self._lock.release()
 
     def push(self, *, required: bool = False) -> None:
@@ -185,7 +181,6 @@ class Run:
     # states
 
     def has_state(self) -> bool:
-        """Whether a state has been saved."""
         with explained(self.folder, "read"):
             return (self.folder / STATE).exists() or (self.folder / PREVIOUS).exists()
 
@@ -268,10 +263,7 @@ class Run:
     # weights and metrics
 
     def save_weights(self, name: str, weights: dict[str, Tensor], **notes: Any) -> None:
-        """The inner model's own keys; plain timm can read them after `restore`.
-
-        `name` is that of the file without its ending; `notes` go into its head, as JSON.
-        """
+        """The inner model's own keys, which plain timm can read after `restore`; `notes` go into the file's head."""
         metadata = {key: json.dumps(value) for key, value in {"vitruvius": __version__, **notes}.items()}
         self._check_folder()
         file = self.folder / f"{name}.safetensors"

@@ -59,10 +59,7 @@ class Selection:
         return "robust_accuracy" if self.threats else "accuracy"
 
     def judge(self, progress: Progress = no_progress, *, attacking: bool = True) -> dict[str, float]:
-        """Accuracy on the images that choose, of the weights and of their running average.
-
-        progress: called now and then; by default nobody is. attacking: whether they are attacked, if threats choose.
-        """
+        """Accuracy on the images that choose, of the weights and of their running average."""
         session, numbers = self.session, dict[str, float]()
         for name in ("val", "ema") if session.task.has_ema() else ("val",):
             model = session.eval_model(ema=name == "ema").eval()

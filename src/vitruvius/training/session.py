@@ -280,7 +280,6 @@ def with_classes(config: Config, num_classes: int) -> Config:
 
 
 def make_model(config: Config, process: Process) -> PixelModel:
-    """The recipe's model on this process's device."""
     model = create_from_config(config.model, config.attention, init=config.init, seed=config.seed)
     model.to(process.device)
     if config.train.channels_last:
@@ -399,10 +398,7 @@ def with_precision(config: Config, model: PixelModel, process: Process) -> Confi
 
 
 def bfloat16_pays(model: PixelModel, config: Config) -> bool:
-    """Whether a gradient of a small batch takes less time in bfloat16 than in float32, by turns, the fastest of a few.
-
-    Nothing but the time is left of these passes.
-    """
+    """Whether a gradient of a small batch takes less time in bfloat16 than in float32, by the fastest of a few."""
     pixels = grey_images(model, config, 1).numel()
     x = grey_images(model, config, max(1, min(config.data.batch_size, TIMED_PIXELS // pixels)))
     models = {True: attend_through_sockets(copy.deepcopy(model)), False: model}

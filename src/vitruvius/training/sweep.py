@@ -79,11 +79,7 @@ class Planned:
 
 
 class Sweep:
-    """All runs of a sweep file, every one checked before the first starts.
-
-    `file` is the YAML file; `overrides` are settings for every run, and of the sweep itself, `out=…`,
-    `evaluate.0.images=8` (default: none).
-    """
+    """All runs of a sweep file, every one checked before the first starts."""
 
     def __init__(self, file: str | Path, overrides: Iterable[str] = ()) -> None:
         self.file, self.overrides = str(file), list(overrides)
@@ -130,10 +126,7 @@ class Sweep:
                 raise ConfigError(f"{self.file}: {where} {pattern!r} fits no run; there are {', '.join(names)}.")
 
     def find_faults(self, *, progress: Progress = no_progress) -> dict[str, str]:
-        """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written.
-
-        progress: called before each run is opened.
-        """
+        """The unfinished runs that would fail, and why: each is opened as for training, and nothing is written."""
         faults: dict[str, str] = {}
         waiting = self._waiting()
         for number, run in enumerate(waiting):
@@ -287,10 +280,7 @@ class Sweep:
         return submit_runs(["sweep", self.file, *self.overrides], names, self.folder, spec)
 
     def status(self) -> str:
-        """A line for each run: how it stands, here and in Slurm's queue, how far it is, its log; the table at the end.
-
-        The table follows when no run is left, and is written as by `train`.
-        """
+        """How each run stands, here and in Slurm's queue, how far it is, its log; the table when no run is left."""
         jobs = {} if is_url(self.folder) else states_of(Path(self.folder).absolute() / "slurm")
 
         def describe(run: Planned) -> str:
@@ -342,10 +332,7 @@ class Sweep:
         return {name: status for name, status in statuses.items() if status.startswith("failed")}
 
     def listing(self, faults: Mapping[str, str] | None = None) -> str:
-        """Every run and how it stands; nothing is written.
-
-        faults: what `find_faults` has found, shown with the runs; default: not looked for.
-        """
+        """Every run and how it stands; nothing is written."""
         fails = {name: f"would fail: {redact(fault)}" for name, fault in (faults or {}).items()}
         lines = self._lines(lambda run: fails.get(run.name) or self._status(run))
         return "\n".join([f"{self.recipe}: {len(self.runs)} runs in {self.folder}", *lines])
@@ -424,7 +411,6 @@ def choosing_metric(metrics: Iterable[Rows]) -> str:
 
 
 def markdown(table: list[list[str]]) -> str:
-    """A table, its columns aligned."""
     cells = [[text.replace("|", "\\|") for text in line] for line in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, line, widths))} |" for line in cells]
@@ -438,10 +424,7 @@ def plain_text(value: Any) -> str:
 
 
 def name_of(settings: Settings) -> str:
-    """`train.lr=0.0001,seed=0` as the name of a folder: short, without secrets, other for other settings.
-
-    `settings` are values by their keys.
-    """
+    """`train.lr=0.0001,seed=0` as the name of a folder: short, without secrets, other for other settings."""
     text = ",".join(f"{key}={plain_text(value)}" for key, value in settings.items())
     shown = ",".join(f"{key}={plain_text(value)}" for key, value in redact(settings).items())
     name = re.sub(r"[^\w.=,+-]+", "-", shown)

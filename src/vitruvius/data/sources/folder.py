@@ -21,10 +21,7 @@ EXAMPLES = "examples.json"  # names all classes of a folder that `vitruvius atta
 
 
 class FileImages:
-    """Images of one of timm's random-access readers: folders and Hugging Face data sets.
-
-    `dataset` is timm's around the reader; `name` what errors and reports call it.
-    """
+    """Images of one of timm's random-access readers: folders and Hugging Face data sets."""
 
     def __init__(self, dataset: Any, name: str, num_classes: int) -> None:
         self.reader, self.name, self.num_classes = dataset.reader, name, num_classes

@@ -23,10 +23,7 @@ _SHAPE = re.compile(r"bin/([1-9]\d*)x([1-9]\d*)x([134])")
 
 
 class RawImages:
-    """Images by number, read where they lie; a worker process that gets a copy maps the files again.
-
-    `path` is the file of bytes, `labels` the .npy file of labels (N).
-    """
+    """Images by number, read where they lie; a worker process that gets a copy maps the files again."""
 
     def __init__(self, path: Path, labels: Path, shape: Shape, name: str, num_classes: int) -> None:
         self.name, self.num_classes = name, num_classes
