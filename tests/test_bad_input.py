@@ -23,7 +23,6 @@ from vitruvius.cli import main
 from vitruvius.compression.files import save_maps
 from vitruvius.compression.maps import average_maps
 from vitruvius.converters.base import read_checkpoint
-from vitruvius.data import DataConfig, eval_loader
 from vitruvius.evaluation.ledger import Ledger
 from vitruvius.models import load_model
 from vitruvius.training import train
@@ -175,13 +174,6 @@ def test_labels_that_are_no_classes_are_refused_by_evaluate_and_train(
     assert not out.parent.exists()
 
 
-def test_labels_of_an_archive_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:
-    images = np.zeros((4, 8, 8, 1), np.uint8)
-    np.savez(tmp_path / "odd.npz", image=images, label=np.array([0.5, 1.5, 2.5, 3.5]))
-    with pytest.raises(DataError, match="labels have dtype float64"):
-        eval_loader(DataConfig(dataset="npz", root=str(tmp_path / "odd.npz")), input_size=(1, 8, 8))
-
-
 def test_one_label_is_a_whole_number_or_refused() -> None:
     assert as_label(np.float32(3)) == 3
     with pytest.raises(DataError, match=r"the label 1\.5 is not a whole number"):
@@ -249,11 +241,6 @@ def test_an_evaluation_whose_folder_is_moved_away_is_an_error(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_none_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = mistake(capsys, "evaluate", "runs/MISSING", "data.dataset=digits", "--out", str(tmp_path))
-    assert "'runs/MISSING' is neither a run folder nor a model" in said
-
-
 @pytest.mark.parametrize("number", ["0", "-5"])
 @pytest.mark.parametrize("verb", ["evaluate", "maps", "analyse", "attack", "corrupt", "study"])
 def test_no_images_are_refused_by_every_verb(
@@ -266,41 +253,7 @@ def test_no_images_are_refused_by_every_verb(
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    ("threat", "reason"),
-    [
-        ("pgd:eps=0.1,steps=0", "PGD with steps=0"),
-        ("pgd:eps=0.1,step_size=-1", "PGD with step_size=-1"),
-        ("pgd:eps=0.1,step_size=.nan", "pgd.step_size = nan, expected a number"),
-    ],
-)
-def test_an_attack_that_goes_nowhere_or_backward_is_refused(
-    threat: str, reason: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert reason in mistake(capsys, "evaluate", str(run), "--threat", threat, "--out", str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-# compress
-
-
-@pytest.mark.parametrize(
-    "words", [["--sparsity", "7"], ["--rank", "0"], ["--epochs=-1"], ["--rule", "nope"], ["--threat", "nope"]]
-)
-def test_a_compression_that_cannot_be_is_refused_before_its_first_step(
-    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mistake(capsys, "compress", str(run), *words, "--out", str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-# studies and copies
-
-
-def test_a_refused_study_leaves_no_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "made" / "out"
-    assert "steps=0" in mistake(capsys, "study", "eps-sweep", str(run), "steps=0", "--images", "4", "--out", str(out))
-    assert not out.parent.exists()
+# copies
 
 
 def test_a_copy_of_broken_images_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

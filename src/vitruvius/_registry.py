@@ -60,10 +60,7 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
-        if name not in self:
-            known = ", ".join(self) or "none"
-            raise UnknownName(f"no {self.kind} named {name!r}{suggest(name, self)} Known: {known}.")
-        return self._pieces[name]
+        return self.get(name)
 
     def make(self, spec: Any, /, *args: Any, where: str = "") -> Any:
         """The object that `spec` means: itself, or a registered piece called with `args` and its settings."""
@@ -96,12 +93,10 @@ class Registry(Generic[T]):
 
     def get(self, name: str, *, where: str = "") -> T:
         """The piece of that name; an error says where the name was written."""
-        try:
-            return self[name]
-        except UnknownName as error:
-            if not where:
-                raise
-            raise UnknownName(f"{where}: {error}") from None
+        if name not in self:
+            opening, known = f"{where}: " if where else "", ", ".join(self) or "none"
+            raise UnknownName(f"{opening}no {self.kind} named {name!r}{suggest(name, self)} Known: {known}.")
+        return self._pieces[name]
 
     def not_a_piece(self, spec: Any, where: str = "") -> ConfigError:
         """The error for something that does not say which piece is meant: what it is, and what was expected."""

@@ -64,6 +64,7 @@ def test_more_classes_may_be_announced_than_appear_but_not_fewer(tmp_path):
     ("arrays", "message"),
     [
         ({"picture": PIXELS}, "holds picture; expected the arrays image and label, or x_validation and y_validation"),
+        ({"image": PIXELS, "label": LABELS + 0.5}, "labels have dtype float64"),
         ({"image": PIXELS, "label": LABELS[:5]}, "holds 6 images and 5 labels"),
         ({"image": PIXELS[..., :2], "label": LABELS}, r"images \(6, 8, 8, 2\), expected \(N, H, W, C\)"),
         ({"image": PIXELS.astype(np.int64), "label": LABELS}, "images are torch.int64, expected uint8"),

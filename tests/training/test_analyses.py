@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from vitruvius._errors import UnknownName
 from vitruvius._files import load_tensors
 from vitruvius.analysis.callback import read_rows
 from vitruvius.data import DataConfig
@@ -94,8 +92,3 @@ def test_epochs_without_an_analysis_leave_trackers_a_gap(tmp_path: Path) -> None
         cells = [row["analysis/entropy/nats/train"] for row in csv.DictReader(file)]
     assert cells[0] == ""
     assert float(cells[1]) > 0
-
-
-def test_an_unknown_analysis_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="did you mean 'entropy'"):
-        train(recipe(tmp_path / "run", "entropi"), quiet=True)

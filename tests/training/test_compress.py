@@ -95,8 +95,3 @@ def test_a_model_by_name_is_compressed_without_training_or_with_it(home: Path, t
     assert not torch.equal(tuned.model.head.weight, dense.model.head.weight)
     assert main(["compress", *words, "train.lr=1", "--out", str(tmp_path / "none")]) == 1
     assert not (tmp_path / "none").exists()
-
-
-def test_what_is_not_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compress", str(tmp_path)]) == 1
-    assert "is not a run folder" in capsys.readouterr().err

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import vitruvius
-from vitruvius._errors import VitruviusError
 from vitruvius._files import load_tensors
 from vitruvius.compression.files import load_maps, load_masks, save_maps, save_masks
 from vitruvius.compression.maps import average_maps
@@ -53,9 +52,3 @@ def test_the_run_ends_with_the_final_masks_and_its_best_weights_had_them(
         keep = load_tensors(folder / f"{name}.safetensors")[0]["blocks.0.attn.core.mask.keep"]
         assert torch.equal(keep, final), name
     assert 0 < int(final.sum()) < final.numel()
-
-
-def test_a_misspelt_setting_is_named(tmp_path: Path, files: dict[str, str]) -> None:
-    with pytest.raises(VitruviusError, match="did you mean 'epochs'"):
-        train(recipe(tmp_path / "run", {**files, "epoch": 2}), quiet=True)
-    assert not (tmp_path / "run").exists()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from small_run import assert_same, rows_of, small_run, stopped_run
-from vitruvius._errors import ConfigError
 from vitruvius._files import load_tensors
 from vitruvius.training.checkpoint import epochs_to_keep
 from vitruvius.training.config import Keep
@@ -45,8 +44,3 @@ def test_a_run_that_goes_on_keeps_the_same_weights(tmp_path: Path, monkeypatch: 
     assert set(kept_weights(run)) == set(kept_weights(whole))
     for epoch, file in kept_weights(run).items():
         assert_same(load_tensors(file), load_tensors(kept_weights(whole)[epoch]))
-
-
-def test_a_negative_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.keep\.best = -1, expected a whole number of at least 0"):
-        small_run(tmp_path / "run", "train.keep={best: -1}")

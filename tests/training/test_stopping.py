@@ -17,7 +17,6 @@ from small_run import assert_same_run, contents, rows_of, small_config, small_ru
 from two_processes import in_two_processes
 from vitruvius._errors import Diverged, Preempted
 from vitruvius._processes import Process
-from vitruvius.cli import main
 from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import train
 from vitruvius.training.loop import Trainer
@@ -100,15 +99,6 @@ def test_workers_that_died_of_the_same_signal_do_not_claim_a_state_that_is_not_t
     with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet; the same command starts again"):
         small_run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_command_line_has_a_code_of_its_own_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    signal_in_batch(monkeypatch, 3, signal.SIGTERM)
-    words = ["train.epochs=1", "train.warmup_epochs=0", "data.train_num_samples=320", "model.kwargs.depth=1"]
-    assert main(["train", "digits/softmax", "--quiet", f"out={tmp_path / 'run'}", *words]) == 75
-    assert "SIGTERM: saved at update 3" in capsys.readouterr().err
 
 
 def test_saving_by_the_clock_changes_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from vitruvius._errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitruvius.attacks.base import Norm
     from vitruvius.evaluation import Report
     from vitruvius.evaluation.examples import ExampleScores
     from vitruvius.evaluation.masking import Finding
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from vitruvius.evaluation.shift_report import ShiftReport
     from vitruvius.evaluation.threats import Threat
     from vitruvius.request import Request
-    from vitruvius.shifts import Shift
 
 CORRUPTIONS = "corruptions"  # name of the summary of threats that are corruptions
 
@@ -96,8 +94,9 @@ def evaluate(
         data_needed=data_needed,
         trust_plugins=trust_plugins,
     ) as request:
+        from vitruvius.evaluation import evaluate_shift
         from vitruvius.evaluation.ledger import Ledger
-        from vitruvius.evaluation.sanity import read_ball
+        from vitruvius.evaluation.sanity import examine, read_ball, save_findings
         from vitruvius.evaluation.shift import check_fit, open_shifts, read_baseline, temperature_of
         from vitruvius.evaluation.threats import make_threats
 
@@ -122,9 +121,27 @@ def evaluate(
         if data_needed or request.target.is_run or any(word.startswith("data.dataset=") for word in overrides):
             _judge_images(request, threats, baselines, results)
         if ball is not None and request.process.first:
-            _examine(request, ball, results)
+            norm, eps = ball
+            with request.bar("checking") as bar:
+                results.findings = examine(request.model, request.loader, eps, norm=norm, progress=bar)
+            save_findings(results.findings, request.folder / "sanity.json")
+            results.show("\n".join(map(str, results.findings)))
+        clean_error = None if results.report is None else 1 - results.report["clean"].accuracy
         for opened in shifts:
-            _judge_shift(request, opened, baselines[opened.name], temperature, results)
+            with request.bar(opened.name) as bar:
+                report = evaluate_shift(
+                    request.model,
+                    opened,
+                    data=request.config.data,
+                    folder=request.folder / "shifts" / opened.name,
+                    process=request.process,
+                    progress=bar,
+                    temperature=temperature,
+                    baseline=baselines[opened.name],
+                    clean_error=clean_error,
+                )
+            results.shifts.append(report)
+            results.show(str(report))
         request.save_config()
     return results
 
@@ -162,37 +179,6 @@ def _judge_images(
         if baseline is not None and request.process.first:  # without one `evaluate` has saved it
             summary.save(request.folder / "shifts" / CORRUPTIONS / "report.json")
     results.show("\n".join(lines))
-
-
-def _examine(request: Request, ball: tuple[Norm, float], results: Evaluation) -> None:
-    from vitruvius.evaluation.sanity import examine, save_findings
-
-    norm, eps = ball
-    with request.bar("checking") as bar:
-        results.findings = examine(request.model, request.loader, eps, norm=norm, progress=bar)
-    save_findings(results.findings, request.folder / "sanity.json")
-    results.show("\n".join(map(str, results.findings)))
-
-
-def _judge_shift(
-    request: Request, shift: Shift, baseline: Baseline | None, temperature: float | None, results: Evaluation
-) -> None:
-    from vitruvius.evaluation import evaluate_shift
-
-    with request.bar(shift.name) as bar:
-        report = evaluate_shift(
-            request.model,
-            shift,
-            data=request.config.data,
-            folder=request.folder / "shifts" / shift.name,
-            process=request.process,
-            progress=bar,
-            temperature=temperature,
-            baseline=baseline,
-            clean_error=None if results.report is None else 1 - results.report["clean"].accuracy,
-        )
-    results.shifts.append(report)
-    results.show(str(report))
 
 
 def attack(

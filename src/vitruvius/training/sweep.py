@@ -184,10 +184,7 @@ class Sweep:
                     logger.info("%s: no time left, not started", label)
                     continue
                 logger.info("%s", label)
-                start = time.monotonic()
                 outcome = self._train(run, process, quiet)
-                seconds = time.monotonic() - start
-                process.on_first(lambda run=run, outcome=outcome, s=seconds: self._note(run, outcome, s))  # type: ignore[misc]
                 if outcome != "finished":
                     logger.info("    %s", outcome)
             return process.on_first(self.summarise)
@@ -221,14 +218,12 @@ class Sweep:
         if run is None:
             names = ", ".join(run.name for run in self.runs)
             raise ConfigError(f"{self.folder} has no run named {name!r}; it has {names}.")
-        start = time.monotonic()
         with process_group(run.config.train.device) as process:
-            outcome = self._train(run, process, quiet=False)
-            process.on_first(lambda: self._note(run, outcome, time.monotonic() - start))
-        return outcome
+            return self._train(run, process, quiet=False)
 
     def _train(self, run: Planned, process: Process, quiet: bool) -> str:
-        """`finished`, or what went wrong, the same on every process."""
+        """`finished`, or what went wrong, the same on every process; it is noted with the time that it took."""
+        start = time.monotonic()
         plans = [plan for plan in self.settings.evaluate if plan.is_for(run.name)]
         try:
             with preserve_rng(process.device):
@@ -246,7 +241,10 @@ class Sweep:
                 raise
             outcome = f"failed: {_in_one_line(error)}"
         gc.collect()
-        return next((other for other in process.gather(outcome) if other != "finished"), outcome)
+        outcome = next((other for other in process.gather(outcome) if other != "finished"), outcome)
+        seconds = time.monotonic() - start
+        process.on_first(lambda: self._note(run, outcome, seconds))
+        return outcome
 
     @contextlib.contextmanager
     def _timed(self, run: Planned, part: str, process: Process) -> Iterator[None]:
