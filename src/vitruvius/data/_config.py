@@ -15,16 +15,12 @@ class Mix:
     """A second data set in every training batch, read and augmented like the first."""
 
     dataset: str = required("npz, bin/…, tensors, folder, torch/…, hfds/…; nothing that can only be streamed")
-    fraction: float = required(
-        "share of every batch: exactly round(fraction · batch_size) images come from here", gt=0, lt=1
-    )
+    fraction: float = required("share of each batch: exactly round(fraction · batch_size) images are these", gt=0, lt=1)
     root: str | None = key(None, "folder that holds the data")
     train_split: str = key("train", "the split that is used")
     class_map: str | None = key(None, "as data.class_map")
     num_samples: int | None = key(None, "use at most this many of its images, a fixed random choice; null: all", ge=1)
-    epoch_images: int | None = key(
-        None, "images in an epoch, of both sets together; null: as many as the first set has", ge=1
-    )
+    epoch_images: int | None = key(None, "images in an epoch, of both sets; null: as many as the first set has", ge=1)
     download: bool = key(False, "fetch the data if it is not there")
 
 
@@ -50,15 +46,9 @@ class DataConfig:
         None,
         "folder: imagenet-1k; folder, torch: caltech-101, caltech-102; also hfds, tfds: a file, one name per line",
     )
-    train_num_samples: int | None = key(
-        None, "use at most this many training images, a fixed random choice; null: all", ge=1
-    )
-    val_num_samples: int | None = key(
-        None, "use at most this many validation images, a fixed random choice; null: all", ge=1
-    )
-    subset: str | None = key(
-        None, "of the validation images: robustbench-imagenet, or a file with one file name per line"
-    )
+    train_num_samples: int | None = key(None, "at most so many training images, a fixed random choice; null: all", ge=1)
+    val_num_samples: int | None = key(None, "at most so many validation images, a fixed random choice; null: all", ge=1)
+    subset: str | None = key(None, "of the validation images: robustbench-imagenet, or a file, one file name per line")
     download: bool = key(False, "fetch the data if it is not there, where the source can")
     mix: Mix | None = key(None, "a second set in every training batch: {dataset: npz, root: …, fraction: 0.7}")
 
@@ -77,20 +67,14 @@ class DataConfig:
         "who decodes JPEGs that are kept in memory as they are: pillow, in workers; nvjpeg, the GPU, whose pixels "
         "differ by rounding; auto: the GPU where it can",
     )
-    broken: Literal["error", "skip"] = key(
-        "error", "what images that cannot be decoded do: raise an error, or be left out"
-    )
-    changed: Literal["error", "warn"] = key(
-        "error", "images that are not those a run began with: an error when it is resumed, or a warning"
-    )
+    broken: Literal["error", "skip"] = key("error", "images that cannot be decoded: an error, or left out")
+    changed: Literal["error", "warn"] = key("error", "other images when a run is resumed: an error, or a warning")
 
     no_aug: bool = key(False, "no augmentation of training images")
     train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | None = key(
         None, "timm's: random resized crop (rrc), random crop that keeps the ratio (rkrc), or resize to it (rkrr)"
     )
-    scale: tuple[float, float] | None = key(
-        None, "share of the area that a random resized crop takes, from and to; null: what suits the data"
-    )
+    scale: tuple[float, float] | None = key(None, "share of the area cropped, from and to; null: what suits the data")
     ratio: tuple[float, float] | None = key(None, "width / height of the crop, from and to; null: what suits the data")
     rand_crop: bool = key(False, "crop at the model's size after padding, instead of resizing")
     pad: int | None = key(
@@ -98,9 +82,7 @@ class DataConfig:
         "pixels of zero padding before cropping; null: 1 for digits that are only padded and flipped, else 0",
         ge=0,
     )
-    hflip: float | None = key(
-        None, "probability of a horizontal flip; null: 0.5 for photographs, 0 for digits", ge=0, le=1
-    )
+    hflip: float | None = key(None, "probability of a horizontal flip; null: 0.5 for photos, 0 for digits", ge=0, le=1)
     vflip: float = key(0.0, "probability of a vertical flip", ge=0, le=1)
     color_jitter: float | tuple[float, ...] | None = key(
         None, "strength of colour jitter, one number or one for each of brightness, contrast, saturation (and hue)"
@@ -109,35 +91,20 @@ class DataConfig:
     grayscale_prob: float = key(0.0, "probability of turning an image grey", ge=0, le=1)
     gaussian_blur_prob: float = key(0.0, "probability of a Gaussian blur", ge=0, le=1)
     rotation: float = key(0.0, "largest rotation in degrees", ge=0)
-    aa: str | None = key(
-        None,
-        "automatic augmentation in timm's notation: rand-m9-mstd0.5-inc1, augmix-m5-w4-d2, 3a, original, …; null: none",
-    )
-    train_interpolation: Literal["random", Interpolation] = key(
-        "random", "interpolation for training images; random: bilinear or bicubic"
-    )
+    aa: str | None = key(None, "a policy of timm: rand-m9-mstd0.5-inc1, augmix-m5-w4-d2, 3a, original, …; null: none")
+    train_interpolation: Literal["random", Interpolation] = key("random", "in training; random: bilinear or bicubic")
     interpolation: Interpolation | None = key(None, "interpolation for evaluation; null: the model's")
-    crop_pct: float | None = key(
-        None, "share of the resized side that the evaluation crop keeps, at most 1; null: the model's", gt=0, le=1
-    )
+    crop_pct: float | None = key(None, "share of the resized side that evaluation keeps; null: the model's", gt=0, le=1)
     crop_mode: Literal["center", "squash", "border"] | None = key(None, "how evaluation crops; null: the model's")
     reprob: float = key(0.0, "probability of random erasing", ge=0, le=1)
-    remode: Literal["const", "rand", "pixel"] = key(
-        "pixel", "what fills an erased region: zeros, one random colour, or random pixels"
-    )
+    remode: Literal["const", "rand", "pixel"] = key("pixel", "erased regions: zeros, one colour, or random pixels")
     recount: int = key(1, "erased regions per image", ge=1)
-    aug_repeats: int = key(
-        0, "repeated augmentation: times that each image is in an epoch's batches; 3 in DeiT, 0: off", ge=0
-    )
-    aug_splits: int = key(
-        0, "copies of each image per batch, the first clean, the others augmented (AugMix: 3); 0: off", ge=0
-    )
+    aug_repeats: int = key(0, "repeated augmentation: times that an image is in an epoch; 3 in DeiT, 0: off", ge=0)
+    aug_splits: int = key(0, "copies of an image per batch, the first one clean, the others augmented; 0: off", ge=0)
 
     mixup: float = key(0.0, "alpha of mixup; 0: off", ge=0)
     cutmix: float = key(0.0, "alpha of cutmix; 0: off", ge=0)
-    cutmix_minmax: tuple[float, float] | None = key(
-        None, "smallest and largest share of cutmix, instead of its alpha; null: by alpha"
-    )
+    cutmix_minmax: tuple[float, float] | None = key(None, "least and largest share of cutmix; null: by its alpha")
     mixup_prob: float = key(1.0, "probability of mixup or cutmix", ge=0, le=1)
     mixup_switch_prob: float = key(0.5, "probability of cutmix where both are on", ge=0, le=1)
     mixup_mode: Literal["batch", "pair", "elem"] = key("batch", "one mix per batch, per pair, or per image")

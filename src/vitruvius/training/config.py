@@ -36,9 +36,7 @@ class TrainConfig:
     epochs: int = key(10, "passes over the training images, warm-up included unless warmup_prefix", ge=1)
     opt: str = key("adamw", "the optimiser, by timm's name")
     lr: float | None = key(None, "peak learning rate; null: from lr_base if that is given, else 1e-3", gt=0)
-    lr_base: float | None = key(
-        None, "learning rate for lr_base_size images per update, scaled to the global batch", gt=0
-    )
+    lr_base: float | None = key(None, "learning rate for lr_base_size images, scaled to the global batch", gt=0)
     lr_base_size: int = key(256, "images per update that lr_base is meant for", ge=1)
     lr_base_scale: Literal["", "linear", "sqrt"] = key(
         "", "how lr_base is scaled; empty: sqrt for Adam- and LAMB-type optimisers, linear for others"
@@ -49,16 +47,12 @@ class TrainConfig:
     opt_betas: tuple[float, float] | None = key(None, "betas of the optimiser; null: its own")
     opt_kwargs: dict[str, Any] = key({}, "anything else that the optimiser takes")
     filter_bias_and_bn: bool = key(True, "no weight decay on biases, norms and other vectors")
-    layer_decay: float | None = key(
-        None, "factor of the learning rate from each layer to the one before it; null: none", gt=0, le=1
-    )
+    layer_decay: float | None = key(None, "factor of the rate from a layer to the one before; null: none", gt=0, le=1)
     layer_decay_min_scale: float = key(0.0, "the smallest factor that layer_decay reaches", ge=0, le=1)
     sched: Literal["cosine", "tanh", "step", "multistep", "plateau", "poly", "none"] = key(
         "cosine", "the schedule of the learning rate, by timm's name; none: constant"
     )
-    sched_on_updates: bool = key(
-        True, "move the rate at every update; false: after whole epochs only, as timm does by default"
-    )
+    sched_on_updates: bool = key(True, "move the rate at every update; false: after whole epochs, as timm by default")
     warmup_epochs: int = key(0, "epochs in which the rate rises from warmup_lr to lr", ge=0)
     warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up", ge=0)
     warmup_prefix: bool = key(False, "the warm-up comes before the schedule and lengthens the run")
@@ -68,14 +62,10 @@ class TrainConfig:
     decay_milestones: tuple[int, ...] = key((90, 180, 270), "sched multistep: epochs at which the rate decays")
     decay_rate: float = key(0.1, "sched step, multistep, plateau: factor of a decay; sched poly: its power", gt=0)
     patience_epochs: int = key(10, "sched plateau: epochs without progress before a decay", ge=0)
-    lr_noise: tuple[float, ...] | None = key(
-        None, "parts of the run in which the rate is noisy, e.g. [0.4, 0.9]; null: never"
-    )
+    lr_noise: tuple[float, ...] | None = key(None, "parts of the run with a noisy rate, e.g. [0.4, 0.9]; null: never")
     lr_noise_pct: float = key(0.67, "the largest share by which noise changes the rate", ge=0)
     lr_noise_std: float = key(1.0, "standard deviation of that noise", ge=0)
-    lr_cycle_mul: float = key(
-        1.0, "sched cosine, tanh, poly: each cycle is this many times as long as the one before", gt=0
-    )
+    lr_cycle_mul: float = key(1.0, "sched cosine, tanh, poly: each cycle is so many times as long as the last", gt=0)
     lr_cycle_decay: float = key(0.5, "factor of the peak rate from each cycle to the next", ge=0)
     lr_cycle_limit: int = key(1, "number of cycles", ge=1)
     lr_k_decay: float = key(1.0, "sched cosine, poly: exponent of the share of the run that is done", gt=0)
@@ -99,22 +89,16 @@ class TrainConfig:
     grad_checkpointing: bool = key(False, "compute activations again in the backward pass to save memory")
     channels_last: bool = key(False, "keep images and convolutions in channels-last layout")
     device: str = key("auto", "auto: the accelerator that PyTorch finds, else the CPU; or a device such as cuda:1")
-    parallel: Literal["ddp", "fsdp"] = key(
-        "ddp", "how several processes share the work: a copy of the model each, or weights shared out"
-    )
+    parallel: Literal["ddp", "fsdp"] = key("ddp", "what processes hold: a whole model each, or a share of the weights")
     sync_bn: bool = key(False, "batch norms take their statistics from the batches of all processes together")
     dist_bn: Literal["reduce", "broadcast", "none"] = key(
         "reduce", "running statistics of batch norms before an evaluation: their mean over processes, or the first's"
     )
-    nonfinite: Literal["stop", "skip"] = key(
-        "stop", "what a loss that is not finite does: end the run, or leave that update out"
-    )
+    nonfinite: Literal["stop", "skip"] = key("stop", "a loss that is not finite: end the run, or leave the update out")
     save_every: int = key(0, "save the state every N updates; 0: after epochs only", ge=0)
     save_minutes: float = key(0.0, "and every N minutes; 0: not by the clock", ge=0)
     keep: Keep = key(Keep(), "weights of more epochs than the best and the last: {every: 10, best: 3}")
-    holdout: float = key(
-        0.1, "share of the training images that chooses the best weights; 0: the validation split does", ge=0, lt=1
-    )
+    holdout: float = key(0.1, "share of training images that choose the weights; 0: the validation split", ge=0, lt=1)
     evaluate_every: int = key(1, "epochs between two evaluations", ge=1)
     select: Literal["auto", "clean", "robust"] = key(
         "auto", "what chooses the best weights: clean or robust accuracy; auto: robust if the task has a threat"
@@ -166,20 +150,12 @@ class Config:
 
     model: ModelConfig = required("which model, and the weights it starts from")
     attention: tuple[AttentionRule, ...] = key((), "rules that give attention sites their parts, applied in order")
-    init: str | dict[str, Any] | None = key(
-        None, "a start for the attention weights, before surgery: mimetic, or {use: impulse, size: 3}"
-    )
+    init: str | dict[str, Any] | None = key(None, "initial attention weights: mimetic, or {use: impulse, size: 3}")
     data: DataConfig = key(DataConfig(), "images, and how they are augmented")
-    task: str | dict[str, Any] = key(
-        "supervised", "the objective: supervised, adversarial:eps=4/255, or {use: adversarial, eps: 4/255}"
-    )
-    gradual: Gradual | None = key(
-        None, "masks that tighten while training: {masks: file, maps: file, epochs: 10, power: 3}"
-    )
+    task: str | dict[str, Any] = key("supervised", "the objective: supervised, trades:eps=4/255, {use: free, eps: 0.1}")
+    gradual: Gradual | None = key(None, "masks that tighten: {masks: file, maps: file, epochs: 10, power: 3}")
     analyses: list[str] = key([], "asked while training, e.g. reconstruction:variant=reproduction")
-    tracking: list[Spec] = key(
-        [], "where metrics go beside metrics.jsonl: csv, tensorboard, {use: wandb, mode: offline}"
-    )
+    tracking: list[Spec] = key([], "where metrics go, too: csv, tensorboard, {use: wandb, mode: offline}")
     train: TrainConfig = key(TrainConfig(), "optimisation, precision, what is saved, and what chooses the best weights")
     seed: int = key(0, "of weights, order, augmentation and attacks", ge=-SEEDS, lt=SEEDS)
     plugins: list[str] = key([], "modules that are imported first, with pieces of your own")
