@@ -63,8 +63,7 @@ def key(default: T, help: str, **bounds: float) -> T:
     if isinstance(default, list | dict):
         metadata["json_schema_extra"] = {"default": default}
         return cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
-    made: T = dataclasses.field(default=default, metadata=metadata)
-    return made
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def required(help: str, **bounds: float) -> Any:

@@ -46,8 +46,7 @@ class CudaGraphRecorder:
             generator.graphsafe_set_state(spare)
             torch.cuda.synchronize()
             raise
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return graph.replay
 
     def has_memory_for(self, bytes_: int) -> bool:
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -48,8 +48,7 @@ def recipes() -> list[Row]:
 def rows_of(kind: str) -> list[Row]:
     """The pieces of one `kind` of `KINDS`."""
     source = load(KINDS[kind][0])
-    rows: list[Row] = source() if callable(source) else source.describe()
-    return rows
+    return source() if callable(source) else source.describe()
 
 
 def listing(kind: str | None = None, section: str | None = None) -> str:

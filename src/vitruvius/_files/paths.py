@@ -70,8 +70,7 @@ def read_bytes(path: StrPath) -> bytes:
             if Path(path).is_fifo() and not str(path).startswith("/dev/"):
                 raise RunError(f"{path} is a pipe, and reading it would wait forever; expected a file.")
             return Path(path).read_bytes()
-        data: bytes = at_url(str(path), lambda filesystem, inner: filesystem.cat_file(inner))
-        return data
+        return at_url(str(path), lambda filesystem, inner: filesystem.cat_file(inner))
 
 
 def read_text(path: StrPath) -> str:

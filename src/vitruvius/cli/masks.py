@@ -105,9 +105,7 @@ def masks(
     from vitruvius.surgery import survey
     from vitruvius.targets.base import open_target
 
-    sites = None
-    if of is not None:
-        sites = survey(open_target(of, data_needed=False, trust_plugins=trust_plugins).model)
+    model = None if of is None else open_target(of, data_needed=False, trust_plugins=trust_plugins).model
     made, text = write_masks(
         maps,
         rule,
@@ -115,7 +113,7 @@ def masks(
         sparsity=sparsity,
         budget=budget,
         protect=protect,
-        sites=sites,
+        sites=None if model is None else survey(model),
         threshold=threshold,
         tiles=tiles,
     )

@@ -120,13 +120,9 @@ class DataConfig:
             raise ConfigError("data.classes and data.class_map both choose and number the classes; keep one of them.")
         if self.mix is not None and self.aug_repeats > 1:
             raise ConfigError("data.aug_repeats repeats the images of one data set; it does not go with data.mix.")
-        if self.aug_splits:
-            self._check_splits()
-
-    def _check_splits(self) -> None:
-        if self.aug_splits < 2:
-            raise ConfigError(f"data.aug_splits = {self.aug_splits}, expected 0 or at least 2.")
-        if self.no_aug:
+        if self.aug_splits == 1:
+            raise ConfigError("data.aug_splits = 1, expected 0 or at least 2.")
+        if self.aug_splits and self.no_aug:
             raise ConfigError(f"data.aug_splits = {self.aug_splits} augments images, data.no_aug forbids it.")
-        if self.mixup or self.cutmix or self.cutmix_minmax:
+        if self.aug_splits and (self.mixup or self.cutmix or self.cutmix_minmax):
             raise ConfigError("data.aug_splits compares an image with itself; it does not go with mixup and cutmix.")

@@ -148,8 +148,7 @@ def open_data(config: DataConfig, split: str, size: Size) -> AnySet:
     opener, traits = find_source(config.dataset)
     if traits.stream:
         raise DataError(f"{config.dataset} is a stream and has no images by number; choose another data set.")
-    opened: AnySet = opener(config, split, size)
-    return opened
+    return opener(config, split, size)
 
 
 def check_data(config: DataConfig) -> None:

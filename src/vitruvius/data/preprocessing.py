@@ -59,8 +59,7 @@ def eval_transform(pre: Preprocessing) -> Transform:
     from timm.data import create_transform
 
     settings = {name: getattr(pre, name) for name in ("crop_pct", "crop_mode", "interpolation", "mean")}
-    transform: Transform = create_transform(pre.size, normalize=False, **settings)
-    return transform
+    return create_transform(pre.size, normalize=False, **settings)
 
 
 def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
@@ -69,8 +68,7 @@ def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
 
     made = _timm_transform(config, pre)
     if config.no_aug:
-        whole: Transform = made
-        return whole
+        return made
     (first, *flips), colours, last = (part.transforms for part in made)
     for step in colours:
         _repair_posterize(step)

@@ -170,9 +170,8 @@ class PlainSync(_BatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        factor = self.momentum
-        if factor is None:  # a plain mean over all batches
-            factor = 1.0 / float(self.num_batches_tracked)
+        # without one a plain mean over all batches
+        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, factor)
         self.running_var.lerp_(variance, factor)
 
@@ -184,8 +183,7 @@ class PlainSyncAct(PlainSync):
     act: nn.Module
 
     def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = self.act(self.drop(super().forward(input)))
-        return output
+        return self.act(self.drop(super().forward(input)))
 
 
 class _Total(torch.autograd.Function):

@@ -328,8 +328,7 @@ def verify_checksum(data: bytes) -> dict[str, Any]:
         raise ValueError(f"its {len(data)} bytes do not end with a checksum")
     if hashlib.sha256(body).hexdigest().encode() != data[-CHECKSUM:]:
         raise ValueError("it does not match its checksum")
-    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return state
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def checksum_of(file: Path) -> str:

@@ -7,6 +7,7 @@ through the key of each image.   B images, S splits; levels are float32 of whole
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,10 +59,8 @@ class BatchAugmentation:
         base = self.front(images, keys)
         if not self.config.aug_splits:
             return self._finish(base, keys)
-        views = [base / 255]
-        for split in range(1, self.config.aug_splits):
-            views.append(self._finish(base.clone(), split_keys(keys, split)))
-        return torch.cat(views)
+        splits = range(1, self.config.aug_splits)
+        return torch.cat([base / 255, *(self._finish(base.clone(), split_keys(keys, split)) for split in splits)])
 
     def _finish(self, x: Tensor, keys: Tensor) -> Tensor:
         for step in self.steps:
@@ -116,9 +115,7 @@ class _ResizedCrop(_Front):
     ) -> None:
         super().__init__(flips, size, pad)
         self.scale, self.ratio = crop.scale, crop.ratio
-        chosen = crop.interpolation
-        if not isinstance(chosen, tuple | list):
-            chosen = (chosen,)
+        chosen = crop.interpolation if isinstance(crop.interpolation, tuple | list) else (crop.interpolation,)
         self.filters = [resampling.FILTERS[mode.value] for mode in chosen]
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -170,11 +167,11 @@ class _PlainCrop(_Front):
         return resampling.crop(images, top, left, self.size, upside_down, mirrored).float()
 
 
+@dataclass(frozen=True)
 class _Rotation:
     """torchvision's RandomRotation: up to this many degrees either way, nearest pixels, black outside."""
 
-    def __init__(self, degrees: float) -> None:
-        self.degrees = degrees
+    degrees: float
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         angle = (2 * uniform(keys, _ROTATION, 1)[:, 0] - 1) * self.degrees
@@ -188,8 +185,8 @@ class _Jitter:
     def __init__(self, jitter: transforms.ColorJitter, probability: float) -> None:
         self.probability = probability
         self.hue = jitter.hue
-        self.ranges = [one if one is not None else (1.0, 1.0) for one in (jitter.brightness, jitter.contrast)]
-        self.ranges.append(jitter.saturation if jitter.saturation is not None else (1.0, 1.0))
+        blends = (jitter.brightness, jitter.contrast, jitter.saturation)
+        self.ranges = [(1.0, 1.0) if one is None else one for one in blends]
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         u = uniform(keys, _JITTER, 9)
@@ -218,11 +215,11 @@ class _Jitter:
         return operations.blend(degenerate, x, strength)
 
 
+@dataclass(frozen=True)
 class _Grey:
     """torchvision's RandomGrayscale."""
 
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
+    probability: float
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         chosen = (uniform(keys, _GREY, 1)[:, 0] < self.probability).to(x.device, non_blocking=True)

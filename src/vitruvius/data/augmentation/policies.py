@@ -104,12 +104,8 @@ RULES: dict[str, Rule] = {
 
 def make_policy(step: Any, size: tuple[int, int]) -> Policy:
     """timm's RandAugment, AutoAugment or AugMix for batches of images of this height and width."""
-    if isinstance(step, RandAugment):
-        return BatchedRandAugment(step, size)
-    if isinstance(step, AutoAugment):
-        return BatchedAutoAugment(step, size)
-    assert isinstance(step, AugMixAugment)
-    return BatchedAugMix(step, size)
+    kinds: dict[Any, Any] = {RandAugment: BatchedRandAugment, AutoAugment: BatchedAutoAugment}
+    return kinds.get(type(step), BatchedAugMix)(step, size)
 
 
 class BatchedRandAugment:
@@ -118,9 +114,8 @@ class BatchedRandAugment:
     def __init__(self, policy: RandAugment, size: tuple[int, int]) -> None:
         self.operations = Operations(policy.ops, size)
         self.layers = int(policy.num_layers)
-        self.weights = None
-        if policy.choice_weights is not None:
-            self.weights = torch.as_tensor(policy.choice_weights, dtype=torch.float64)
+        weights = policy.choice_weights
+        self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         chosen = self.choose(keys)
@@ -330,17 +325,12 @@ def _rule_of(operation: AugmentOp, size: tuple[int, int]) -> Rule:
 def _settings(operations: Sequence[AugmentOp]) -> tuple[list[int], tuple[int, ...]]:
     """Filters to choose from, and the colour that fills what an affine map leaves empty; all operations share them."""
     settings = operations[0].kwargs
-    chosen = settings["resample"]
-    if not isinstance(chosen, tuple | list):
-        chosen = (chosen,)
-    for one in chosen:
-        if one not in _PILLOW:
-            raise ConfigError(
-                "data.aa turns and shears images, which needs data.train_interpolation = nearest, bilinear, bicubic "
-                "or random."
-            )
-    fill = settings["fillcolor"]
-    return [_PILLOW[one] for one in chosen], tuple(fill)
+    filters = settings["resample"]
+    filters = filters if isinstance(filters, tuple | list) else (filters,)
+    if not _PILLOW.keys() >= set(filters):
+        expected = "data.train_interpolation = nearest, bilinear, bicubic or random"
+        raise ConfigError(f"data.aa turns and shears images, which needs {expected}.")
+    return [_PILLOW[one] for one in filters], tuple(settings["fillcolor"])
 
 
 def _table(pieces: Sequence[Any], name: str, default: float = 0.0) -> Tensor:

@@ -52,8 +52,7 @@ def open_stream(config: DataConfig, split: str, size: Size, *, training: bool, s
     """The stream that a recipe names; for training shuffled by `seed`, as timm's reader does."""
     check_data(config)
     opener: Any = find_source(config.dataset)[0]
-    stream: Stream = opener(config, split, size, training=training, seed=seed)
-    return stream
+    return opener(config, split, size, training=training, seed=seed)
 
 
 @data_source("tfds", after_slash="<name>", class_map=True, stream=True)
