@@ -1,10 +1,11 @@
-"""A run folder: what it holds, who may go on with it, and what is left when something fails."""
+"""A run folder: what it holds and keeps, who may go on with it, and what is left when something fails."""
 
 from __future__ import annotations
 
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +13,17 @@ import timm
 import torch
 from safetensors import safe_open
 
-from small_run import assert_same, assert_same_run, contents, rows_of, small_config, small_run, state_of
+from small_run import assert_same, assert_same_run, contents, rows_of, small_config, small_run, state_of, stopped_run
 from vitruvius import __version__
 from vitruvius._errors import RunError
+from vitruvius._files import load_tensors
 from vitruvius._yaml import read_yaml
 from vitruvius.models import create_model
 from vitruvius.training import read_recipe, train
+from vitruvius.training.checkpoint import epochs_to_keep
+from vitruvius.training.config import Keep
 from vitruvius.training.loop import Trainer
-from vitruvius.training.run_folder import Run
+from vitruvius.training.run_folder import Run, kept_weights
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +137,36 @@ def test_callbacks_are_told_after_every_epoch_and_cannot_disturb_the_training(ru
     train(small_config(tmp_path / "run", "seed=7", "train.model_ema=true"), quiet=True, callbacks=[curious])
     assert curious.seen == [(0, 1), (1, 2)]
     assert_same_run(tmp_path / "run", run)
+
+
+KEEP = ("train.epochs=4", "train.keep={every: 2, best: 1}")
+
+
+def test_every_so_many_epochs_and_the_best_are_kept(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", *KEEP)
+    best = max(rows_of(run), key=lambda row: row["val_accuracy"])["epoch"]  # the first of equals
+    assert set(kept_weights(run)) == {2, 4, best + 1}
+    assert_same(load_tensors(kept_weights(run)[4]), load_tensors(run / "last.safetensors"))
+    assert not (small_run(tmp_path / "plain") / "kept").exists()
+
+
+def test_the_best_are_chosen_under_attack_where_there_is_one() -> None:
+    rows: list[dict[str, Any]] = [
+        {"epoch": 0, "val_accuracy": 0.9, "val_robust_accuracy": 0.1},
+        {"epoch": 1, "val_accuracy": 0.5, "val_robust_accuracy": 0.4},
+        {"epoch": 2},
+        {"epoch": 3, "val_accuracy": 0.6, "val_robust_accuracy": 0.3},
+    ]
+    assert epochs_to_keep(Keep(best=2), rows) == {1, 3}
+    assert epochs_to_keep(Keep(best=2), [{"epoch": 4, "val_accuracy": 0.95}, *rows]) == {1, 3}  # eps was still growing
+    assert epochs_to_keep(Keep(every=3), rows) == {2}
+    assert epochs_to_keep(Keep(), rows) == set()
+
+
+def test_a_run_that_goes_on_keeps_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = small_run(tmp_path / "whole", *KEEP)
+    stopped_run(monkeypatch, tmp_path / "run", 11, *KEEP)
+    run = small_run(tmp_path / "run", *KEEP)
+    assert set(kept_weights(run)) == set(kept_weights(whole))
+    for epoch, file in kept_weights(run).items():
+        assert_same(load_tensors(file), load_tensors(kept_weights(whole)[epoch]))

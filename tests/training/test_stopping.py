@@ -1,7 +1,8 @@
-"""Runs that end early: a signal saves and leaves; a loss that is no number stops with its images, or is left out."""
+"""Runs that end early: a signal, a full disk, a loss that is no number; what was saved is whole, and they resume."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from small_run import assert_same_run, contents, rows_of, small_config, small_run, state_of
+from failing_disk import fill_the_disk
+from small_run import assert_same_run, contents, rows_of, small_config, small_run, state_of, stopped_run
 from two_processes import in_two_processes
-from vitruvius._errors import Diverged, Preempted
+from vitruvius._errors import Diverged, Preempted, RunError
 from vitruvius._processes import Process
 from vitruvius.tasks.supervised import Supervised
 from vitruvius.training import train
@@ -206,3 +208,67 @@ def test_means_are_over_images_whatever_their_batches() -> None:
     for loss, images in ((1.0, 1), (4.0, 3)):
         means.add({"loss": torch.tensor(loss)}, images)
     assert means.read() == {"loss": 3.25, "images": 4.0}
+
+
+def test_no_permission_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_the_disk(monkeypatch, after=0, number=errno.EACCES)
+    with pytest.raises(RunError, match=r"cannot write to .*run: no permission. Choose another folder"):
+        small_run(tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.parametrize("files", range(3))
+def test_a_disk_that_fills_up_leaves_the_previous_files(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second epoch so many more files fit: of state, last and metrics each is the old one or the new, whole."""
+    run, update, seen = tmp_path / "run", Trainer.update, 0
+
+    def counting(self: Trainer) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 5:
+            fill_the_disk(monkeypatch, after=files)
+        update(self)
+
+    monkeypatch.setattr(Trainer, "update", counting)
+    with pytest.raises(RunError, match=r"cannot write .*: the disk is full. What was there before is intact"):
+        small_run(run)
+    monkeypatch.undo()
+    names = {path.name for path in run.iterdir()}
+    assert names - {"state.previous.pt"} == {
+        "config.yaml",
+        "state.pt",
+        "last.safetensors",
+        "best.safetensors",
+        "metrics.jsonl",
+    }
+    assert len(rows_of(run)) == 1
+    assert state_of(run)["epoch"] == (2 if files else 1)
+    small_run(run)
+    assert len(rows_of(run)) == 2
+
+
+def test_weights_that_the_last_update_spoilt_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Trainer.update
+
+    def spoiling(self: Trainer) -> None:
+        update(self)
+        if self.session.updates == 4:
+            next(self.session.model.parameters()).data.fill_(math.inf)
+
+    monkeypatch.setattr(Trainer, "update", spoiling)
+    with pytest.raises(Diverged, match="weights are no longer finite after epoch 1"):
+        small_run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_fails_before_its_first_epoch_takes_its_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_run(monkeypatch, tmp_path / "run", 1)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    stopped_run(monkeypatch, tmp_path / "run", 1)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
