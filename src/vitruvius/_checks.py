@@ -84,20 +84,16 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def check_pixels(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
     """Refuse images that are not finite floating-point pixels in [low, high]."""
     if not x.is_floating_point():
-        raise DataError(
-            f"images have dtype {x.dtype}; expected floating-point pixels in [{low:g}, {high:g}]; "
-            "divide 8-bit images by 255."
-        )
+        expected = f"floating-point pixels in [{low:g}, {high:g}]; divide 8-bit images by 255."
+        raise DataError(f"images have dtype {x.dtype}; expected {expected}")
     if not x.numel():
         return
     least, most = map(float, x.aminmax())
     if math.isnan(least) or math.isnan(most):
         raise DataError("images hold NaN pixels; look at the loader's transforms.")
     if least < low or most > high:
-        raise DataError(
-            f"pixels reach from {least:.4g} to {most:.4g}; expected [{low:g}, {high:g}]. "
-            "Normalisation belongs inside the model (PixelModel), 8-bit images are divided by 255."
-        )
+        advice = "Normalisation belongs inside the model (PixelModel), 8-bit images are divided by 255."
+        raise DataError(f"pixels reach from {least:.4g} to {most:.4g}; expected [{low:g}, {high:g}]. {advice}")
 
 
 def check_labels(y: Tensor, num_classes: int | None = None, *, where: str = "the") -> None:

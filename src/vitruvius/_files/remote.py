@@ -135,13 +135,8 @@ class RemoteCopy:
         except FileNotFoundError as error:
             if not has_buckets(filesystem):
                 return {}
-            bucket = root.partition("/")[0]
-            raise RunError(
-                redact(
-                    f"cannot open {self.url}: there is no bucket {bucket!r}. Check its name, or make it first; buckets "
-                    "are never created here."
-                )
-            ) from error
+            missing = f"there is no bucket {root.partition('/')[0]!r}. Check its name, or make it first"
+            raise RunError(redact(f"cannot open {self.url}: {missing}; buckets are never created here.")) from error
         return {path[len(root) :].lstrip("/"): _remote_stamp(facts) for path, facts in files.items()}
 
     def _wanted(self, names: list[str], stamps: dict[str, str]) -> list[str]:

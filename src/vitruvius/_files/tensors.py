@@ -131,8 +131,8 @@ def read_mask_arrays(path: str | Path) -> dict[str, Tensor]:
     keep: dict[str, Tensor] = {}
     for name, removed in read_arrays(path, "mask").items():
         if not ((removed == 0) | (removed == 1)).all():
-            advice = f"if they are average maps, `vitruvius masks {path}` makes masks of them."
-            raise CheckpointError(f"{path} holds other numbers than 0 and 1 at {name!r}; {advice}")
+            advice = f"average maps? `vitruvius masks {path}` makes masks of them."
+            raise CheckpointError(f"{path} holds other numbers than 0 and 1 at {name!r}: {advice}")
         keep[name] = removed == 0
     return keep
 

@@ -81,10 +81,8 @@ def bench(what: Literal["rpc", "mask", "mask-cpu", "memory", "train", "autoattac
     """
     checkout = Path(__file__).parents[3]
     if not (checkout / "benchmarks" / "__main__.py").exists():
-        raise ConfigError(
-            "vitruvius bench runs the folder benchmarks/ of the source, which an installed package does not carry. "
-            "Run it in a checkout: pip install -e ."
-        )
+        missing = "the folder benchmarks/ of the source, which an installed package does not carry"
+        raise ConfigError(f"vitruvius bench runs {missing}. Run it in a checkout: pip install -e .")
     done = subprocess.run([sys.executable, "-m", "benchmarks", *BENCHES[what]], cwd=checkout, check=False)
     if done.returncode:
         raise ConfigError(f"the benchmark {what!r} ended with {done.returncode}; its own words are above.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -106,17 +106,9 @@ def masks(
     from vitruvius.targets.base import open_target
 
     model = None if of is None else open_target(of, data_needed=False, trust_plugins=trust_plugins).model
-    made, text = write_masks(
-        maps,
-        rule,
-        out,
-        sparsity=sparsity,
-        budget=budget,
-        protect=protect,
-        sites=None if model is None else survey(model),
-        threshold=threshold,
-        tiles=tiles,
-    )
+    limits: dict[str, Any] = {"sparsity": sparsity, "budget": budget, "protect": protect, "tiles": tiles}
+    sites = None if model is None else survey(model)
+    made, text = write_masks(maps, rule, out, sites=sites, threshold=threshold, **limits)
     if figure is not None:
         from vitruvius._style import save_figure
         from vitruvius.report.sections.maps import draw_masks

@@ -229,10 +229,8 @@ def _mixed_loader(
     images = mix.epoch_images or len(first[1])
     batches = images // (config.batch_size * world_size)
     if batches == 0:
-        raise DataError(
-            f"{images} images do not fill one batch of {config.batch_size} in each of {world_size} process(es); "
-            "choose a smaller batch_size or a larger data.mix.epoch_images."
-        )
+        short = f"{images} images do not fill one batch of {config.batch_size} in each of {world_size} process(es)"
+        raise DataError(f"{short}; choose a smaller batch_size or a larger data.mix.epoch_images.")
     part: dict[str, Any] = {"batches": batches, "rank": rank, "world_size": world_size}
     orders = [
         Endless(first[1], batch_size=config.batch_size - number, seed=seed, **part),

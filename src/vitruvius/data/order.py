@@ -36,10 +36,10 @@ class Order:
         self.ids, self.batch_size, self.shuffle, self.seed = ids, batch_size, shuffle, seed
         self.rank, self.world_size, self.repeats = rank, world_size, max(1, repeats)
         if shuffle and len(self) == 0:
-            raise DataError(
-                f"{len(ids)} training images do not fill one batch of {batch_size} in each of {world_size} "
-                "process(es); choose a smaller batch_size."
+            short = (
+                f"{len(ids)} training images do not fill one batch of {batch_size} in each of {world_size} process(es)"
             )
+            raise DataError(f"{short}; choose a smaller batch_size.")
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -351,9 +351,8 @@ class Trainer:
         session.epoch, session.batch, session.elapsed, session.skipped = session.epoch + 1, 0, 0.0, 0
         session.means = Means(session.process)
         if session.scheduler is not None:
-            session.scheduler.step(
-                session.epoch, None if self.selection is None else row.get(f"val_{self.selection.key}")
-            )
+            metric = None if self.selection is None else row.get(f"val_{self.selection.key}")
+            session.scheduler.step(session.epoch, metric)
         if self.selection is not None and final:  # weights trained with looser masks than the final ones are never best
             self.selection.choose(row)
         if self.checkpoint is not None:

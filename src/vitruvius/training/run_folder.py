@@ -134,10 +134,8 @@ class Run:
         if keys:
             differing = "; ".join(f"{key} was {before.get(key)}, now {now.get(key)}" for key in keys[:3])
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise RunError(
-                f"{self.folder} holds a run of another recipe: {differing}{more}. "
-                "Choose another folder with out=…, or delete this one."
-            )
+            advice = "Choose another folder with out=…, or delete this one."
+            raise RunError(f"{self.folder} holds a run of another recipe: {differing}{more}. {advice}")
 
     def release(self) -> None:
         self._lock.release()

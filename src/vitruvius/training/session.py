@@ -221,9 +221,9 @@ def with_rate(config: Config, world_size: int) -> Config:
     ratio = batch / train.lr_base_size
     rate = train.lr_base * (math.sqrt(ratio) if rule == "sqrt" else ratio)
     if train.lr is not None and not math.isclose(train.lr, rate, rel_tol=1e-9):
+        scaled = f"{rate:.6g} for a global batch of {batch} ({rule}, base {train.lr_base_size})"
         raise ConfigError(
-            f"train.lr = {train.lr}, but train.lr_base = {train.lr_base} means {rate:.6g} for a global batch of "
-            f"{batch} ({rule}, base {train.lr_base_size}). Give one of the two."
+            f"train.lr = {train.lr}, but train.lr_base = {train.lr_base} means {scaled}. Give one of them."
         )
     logger.debug("learning rate %.6g: %s from %g at %d to %d", rate, rule, train.lr_base, train.lr_base_size, batch)
     return replace(config, train=replace(train, lr=rate, lr_base_scale=rule))
