@@ -101,8 +101,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         return F.linear(input, weight, bias)
     if input.numel() * weight.shape[0] < LEAST_PRODUCT or torch.is_autocast_enabled("cpu"):
         return F.linear(input, weight, bias)
-    answer: Tensor = Linear.apply(input, weight, bias) if torch.is_grad_enabled() else product(input, weight, bias)
-    return answer
+    return Linear.apply(input, weight, bias) if torch.is_grad_enabled() else product(input, weight, bias)
 
 
 class Linear(torch.autograd.Function):
@@ -134,5 +133,4 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Of a weight, neither whose rows nor whose columns lie in order, it takes a hundred times as long.
     """
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return out
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -76,8 +76,7 @@ class Attended:
             return attention_map(self.heads) @ self.heads.v
         if self.core.kernel.takes_context:
             raise UnsuitableSite(f"the output of {self._described()!r} depends on more than the Heads analysed here.")
-        out: Tensor = self.core.kernel(self.heads._replace(dropout=0.0))
-        return out
+        return self.core.kernel(self.heads._replace(dropout=0.0))
 
     def softmax(self) -> Heads:
         """The Heads of the softmax whose output is the core's; an UnsuitableSite where there is no such softmax."""

@@ -57,10 +57,8 @@ class CompiledModel(nn.Module, Wrapper):
     def forward(self, x: Tensor) -> Tensor:
         if len(x) == 1:  # the compiler would make a program of its own for a single image
             x = torch.cat([x, x])
-            logits: Tensor = self.faster(x)[:1]
-            return logits
-        logits = self.faster(x)
-        return logits
+            return self.faster(x)[:1]
+        return self.faster(x)
 
 
 def compile_model(model: nn.Module, x: Tensor) -> nn.Module:

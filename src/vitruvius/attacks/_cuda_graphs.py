@@ -45,12 +45,10 @@ class GraphedModel(nn.Module, Wrapper):
     def forward(self, x: Tensor) -> Tensor:
         recorded = self._recording(x, with_grad=torch.is_grad_enabled() and x.requires_grad)
         if recorded is None:
-            logits: Tensor = self.inner(x)
-            return logits
+            return self.inner(x)
         if not recorded.with_grad:
             return recorded.forward(x)
-        replayed: Tensor = ReplayPass.apply(x, recorded)
-        return replayed
+        return ReplayPass.apply(x, recorded)
 
     def _recording(self, x: Tensor, *, with_grad: bool) -> RecordedPass | None:
         size = padded_size(len(x), self.max_images)

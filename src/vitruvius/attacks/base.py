@@ -257,8 +257,7 @@ class Ball:
     @property
     def pixel_range(self) -> tuple[float, float]:
         """Least and largest pixel: the setting `bounds` of attacks that have it."""
-        bounds: tuple[float, float] = getattr(self, "bounds", (0.0, 1.0))
-        return bounds
+        return getattr(self, "bounds", (0.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,11 +71,9 @@ class Transfer:
             for key, value in settings.items():
                 if getattr(self.attack, key, value) != value:
                     raise ConfigError(f"transfer: {key}={value} and an attack with {key}={getattr(self.attack, key)}.")
-            threat: Threat = attacks.make(self.attack, where="transfer.attack")
-            return threat
+            return attacks.make(self.attack, where="transfer.attack")
         name, own = read_spec(self.attack, where="transfer.attack")
-        threat = attacks.make({"use": name, **settings, "seed": self.seed, **own}, where="transfer.attack")
-        return threat
+        return attacks.make({"use": name, **settings, "seed": self.seed, **own}, where="transfer.attack")
 
     def _open(self) -> Source:
         if isinstance(self.source, Source):
@@ -150,5 +148,4 @@ class Resized(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K) of images `x` (B, C, H, W)."""
         small = F.interpolate(x, size=self.size, mode="bilinear", align_corners=False, antialias=True)
-        answer: Tensor = self.model(small.clamp(0, 1))
-        return answer
+        return self.model(small.clamp(0, 1))

@@ -194,8 +194,7 @@ class Core(TakesHeads):
         made: Any = heads  # Heads until the kernel, which comes last, makes a Tensor of them
         for name, module in self._modules.items():  # children() would look for modules that occur twice, at every call
             made = _call(name, module, made, x, states)
-        out: Tensor = made
-        return out
+        return made
 
     def after(self, tokens: Tensor, heads: Heads, x: Tensor, states: States) -> tuple[Tensor, States]:
         """Between attention and MLP: the tokens, perhaps fewer of them, and the states for the next layer.

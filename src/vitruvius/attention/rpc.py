@@ -104,8 +104,7 @@ def clip(x: Tensor, tau: Tensor | None) -> Tensor:
     """`x` (B, H, N, D) limited to ±`tau` (B, H, 1, D), where there is one; tau gets its gradient too."""
     if tau is None:
         return x
-    clipped: Tensor = _Clip.apply(x, tau) if gradient_by_hand(x, tau) else x.clamp(-tau, tau)
-    return clipped
+    return _Clip.apply(x, tau) if gradient_by_hand(x, tau) else x.clamp(-tau, tau)
 
 
 def step(keys: Tensor, kept: Tensor, low: Tensor, tau: Tensor | None, dual_sign: int) -> tuple[Tensor, Tensor]:

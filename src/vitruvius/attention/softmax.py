@@ -49,8 +49,7 @@ def attend(heads: Heads) -> Tensor:
     if products_are_faster(heads):
         return by_products(heads)
     if gradient_is_faster_head_by_head(heads):
-        answer: Tensor = HeadByHead.apply(heads.q, heads.k, heads.v, heads.scale)
-        return answer
+        return HeadByHead.apply(heads.q, heads.k, heads.v, heads.scale)
     if needs_another_backend(heads):
         with sdpa_kernel(WITHOUT_CUDNN):
             out = _attend(heads)
@@ -181,8 +180,7 @@ def matched(out: Tensor) -> Tensor:
     layout meets the first one's plan, and the gradients of q, k and v are wrong without a word. `rpc` hands its
     iterations gradients of several layouts. See docs/speed.md.
     """
-    matching: Tensor = _Matching.apply(out)
-    return matching
+    return _Matching.apply(out)
 
 
 class _Matching(torch.autograd.Function):

@@ -175,8 +175,7 @@ class _StraightThroughMode(TorchFunctionMode):
         self.replaced += 1
         if self.smooth:
             return source
-        passed: Tensor = _PassThrough.apply(source, value)
-        return passed
+        return _PassThrough.apply(source, value)
 
     def _passed_on(self, name: str, first: Tensor, value: Any) -> Any:
         if not isinstance(value, Tensor):

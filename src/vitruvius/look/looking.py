@@ -101,8 +101,7 @@ class Layer:
             return self.in_windows(chosen.mean(1))
         first = len(self.prefix)
         rows = chosen[0, self.answering : self.answering + 1] if self.answering >= 0 else chosen[0, first:]
-        whole: np.ndarray = rows.mean(0)[first:].reshape(self.grid)
-        return whole
+        return rows.mean(0)[first:].reshape(self.grid)
 
     def in_windows(self, values: np.ndarray) -> np.ndarray:
         """(W, M) by window → (rows, columns) of the picture."""
@@ -111,8 +110,7 @@ class Layer:
         high, wide = self.window
         y = (np.arange(rows)[:, None] - self.shift[0]) % rows
         x = (np.arange(columns)[None] - self.shift[1]) % columns
-        whole: np.ndarray = values[(y // high) * -(-columns // wide) + x // wide, (y % high) * wide + x % wide]
-        return whole
+        return values[(y // high) * -(-columns // wide) + x // wide, (y % high) * wide + x % wide]
 
 
 class Answer(NamedTuple):

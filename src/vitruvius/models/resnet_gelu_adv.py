@@ -70,8 +70,7 @@ class EightNorms(nn.Module):
             nn.init.constant_(parameter, float(name.endswith("weight")))
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.aff(self.bn0(x))
-        return scaled
+        return self.aff(self.bn0(x))
 
 
 def resnet50_gelu_adv(**kwargs: Any) -> nn.Module:

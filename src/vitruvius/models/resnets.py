@@ -62,8 +62,7 @@ class Group(nn.Module):
         self.layer = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+        return self.layer(x)
 
 
 class PreActivated(nn.Module):

@@ -231,8 +231,7 @@ def read_run(folder: Path, name: str, index: int, judged: Path | None = None) ->
 def _read_config(path: Path) -> dict[str, Any]:
     """The resolved recipe, with secrets hidden; a run without a readable one is an error."""
     try:
-        config: dict[str, Any] = redact(read_yaml(path))
-        return config
+        return redact(read_yaml(path))
     except ConfigError as error:
         raise RunError(f"{_one_line(error)} A run folder needs its resolved recipe.") from error
 

@@ -58,8 +58,7 @@ class _Projected:
         return mask
 
     def _project(self: Any, x: Tensor) -> Tensor:
-        out: Tensor = self.o_proj(x)
-        return out
+        return self.o_proj(x)
 
     def dropout_now(self: Any) -> float:
         return float(self.attention_dropout) if self.training else 0.0
@@ -117,8 +116,7 @@ class TransformersSigLIPSocket(_Projected, Socket, SiglipAttention):
     family = "transformers_siglip"
 
     def _project(self: Any, x: Tensor) -> Tensor:
-        out: Tensor = self.out_proj(x)
-        return out
+        return self.out_proj(x)
 
     def dropout_now(self: Any) -> float:
         return float(self.dropout) if self.training else 0.0

@@ -118,8 +118,7 @@ def inner(model: nn.Module) -> nn.Module:
         elif getattr(wrapped, "_orig_mod", None) is not None:
             wrapped = wrapped._orig_mod
         else:
-            inside: nn.Module = wrapped
-            return inside
+            return wrapped
 
 
 def cores_of(model: nn.Module) -> dict[str, Core]:

@@ -24,8 +24,7 @@ class _Projected:
         else:
             q, k, v = split_heads(qkv, 3, self.num_heads)
         bias = shared if self.rel_pos is None else self.rel_pos.get_bias()
-        out: Tensor = self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
-        return out
+        return self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()))
 
     def head_weights(self: Any) -> HeadWeights:
         if not self.head_first:

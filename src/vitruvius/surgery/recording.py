@@ -93,8 +93,7 @@ def record(
 
 def core_of(model: nn.Module, name: str) -> Core | None:
     """The core at the site `name` of `model`, which may be wrapped; None where upstream's own attention sits there."""
-    core: Core | None = getattr(inner(model).get_submodule(name), "core", None)
-    return core
+    return getattr(inner(model).get_submodule(name), "core", None)
 
 
 def map_of(model: nn.Module, name: str, heads: Heads) -> Tensor:

@@ -42,13 +42,11 @@ class Rotary:
             k, v = (y.repeat_interleave(shared, dim=1) for y in (k, v))
         bias = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
         x = self.norm(merge_heads(self.core(Heads(q, k, v, bias, self.scale, self.dropout_now()), x)))
-        out: Tensor = self.proj_drop(self.proj(x if gate is None else x * gate))
-        return out
+        return self.proj_drop(self.proj(x if gate is None else x * gate))
 
     def _fused(self: Any, x: Tensor) -> Tensor:
         """What the one projection makes of tokens (B, N, C), (B, N, 3·H·D)."""
-        made: Tensor = self.qkv(x)
-        return made
+        return self.qkv(x)
 
     def head_weights(self: Any) -> HeadWeights:
         if self.qkv is not None:

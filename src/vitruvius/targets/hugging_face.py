@@ -64,8 +64,7 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K) of normalised images `x` (B, C, H, W)."""
-        logits: Tensor = self.network(pixel_values=x).logits
-        return logits
+        return self.network(pixel_values=x).logits
 
 
 def load_classifier(

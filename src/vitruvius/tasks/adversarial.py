@@ -126,8 +126,7 @@ class AdversarialObjective(Objective):
     def passes(self) -> Passes:
         """The passes inside DistributedDataParallel."""
         module: Any = self.trainable_module
-        passes: Passes = module if isinstance(module, Passes) else module.module
-        return passes
+        return module if isinstance(module, Passes) else module.module
 
     def disturb(self, x: Tensor, y: Tensor) -> Tensor:
         """x' of clean pixels (B, C, H, W), by the bare model; parameters ask for no gradient meanwhile."""
