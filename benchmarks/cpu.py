@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 import vitruvius
 from vitruvius.attacks import APGD, DDN, FGSM, MIFGSM, PGD, APGDTargeted, AutoAttack, Carlini, FABTargeted, Square
+from vitruvius.models.base import PixelModel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from autoattack_cpu import VITS, original, timed
@@ -177,23 +178,32 @@ WAYS = {"gradient": gradient, "training step": training_step, "forward": forward
 
 
 def attention(seconds: float) -> Iterator[Row]:
-    """A ViT in bfloat16, attention by products, against timm in float32"""
+    """A ViT against timm in float32: in bfloat16 with attention by products, and in float32 (on AMD by oneDNN)"""
     for name, (make, size, batch) in VITS.items():
         plain, x = make(), images(batch, size)
-        ours = vitruvius.rewire(copy.deepcopy(plain), "softmax").bfloat16()
+        lower = vitruvius.rewire(copy.deepcopy(plain), "softmax").bfloat16()
+        exact = PixelModel(copy.deepcopy(plain))
         for what, way in WAYS.items():
-            mine, other = by_turns(seconds, way(ours, x.bfloat16()), way(plain, x))
-            yield Row(f"{name}: {what}", mine, other, "> 1")
+            mine, same, other = by_turns(seconds, way(lower, x.bfloat16()), way(exact, x), way(plain, x))
+            yield Row(f"{name}, bfloat16: {what}", mine, other, "> 1")
+            yield Row(f"{name}, float32: {what}", same, other, "≥ 1")
 
 
 def rpc(seconds: float) -> Iterator[Row]:
-    """Robust attention with two iterations, and `record`, against a plain pass (DeiT-Tiny, float32)"""
+    """Robust attention with two iterations, and `record`, against a plain pass (DeiT-Tiny, float32)
+
+    Both by themselves, and both in PixelModel, where linear layers are faster and attention is more of a pass.
+    """
     make, size, batch = VITS["DeiT-Tiny, 224 px"]
     plain, x = make(), images(batch, size)
     ours = vitruvius.rewire(copy.deepcopy(plain), {"use": "rpc", "iterations": 2})
+    in_pixels = PixelModel(ours), PixelModel(plain)
     for what, way in WAYS.items():
-        mine, other = by_turns(seconds, way(ours, x), way(plain, x))
+        works = [way(model, x) for model in (ours, plain, *in_pixels)]
+        mine, other, fast, beside = by_turns(seconds, *works)
         yield Row(f"rpc: {what}", mine, other, "" if what == "gradient" else "≥ 0.85")
+        yield Row(f"rpc in PixelModel, beside timm: {what}", fast, other, "≥ 0.85")
+        yield Row(f"rpc in PixelModel, beside softmax there: {what}", fast, beside)
 
     def recorded() -> None:
         with torch.no_grad(), vitruvius.record(plain):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -223,12 +223,15 @@ class Searched(Wrapper):
     progress: Progress = no_progress
     verifier: Callable[[Tensor], Tensor] | None = None
     answered: bool = field(default=False, init=False)
+    layers: AbstractContextManager[Any] | None = field(default=None, init=False)  # how linear ones are multiplied
     noted: list[tuple[str, Any]] = field(default_factory=list, init=False)  # numbers, finite if what they are of is
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, K) of points `x` (B, C, H, W), noted as finite or not."""
+        if self.layers is None:
+            self.layers = fast_linear(self.inner, x)
         try:
-            with fast_linear(self.inner, x):
+            with self.layers:
                 logits = self.inner(x)
         except (AssertionError, RuntimeError, ValueError) as error:
             if not self.answered:
