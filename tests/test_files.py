@@ -219,9 +219,6 @@ def test_urls_are_read_and_written_through_fsspec():
         assert not _files.exists(_files.join(folder, "a"))
         _files.atomic_write_text(_files.join(folder, "a"), "one")
         _files.atomic_write_text(_files.join(folder, "a"), "two")
-        _files.append_line(_files.join(folder, "b"), "1")
-        _files.append_line(_files.join(folder, "b"), "2")
-        assert _files.read_text(_files.join(folder, "b")) == "1\n2\n"
         _files.save_tensors(_files.join(folder, "c"), {"x": torch.arange(3)}, {"epoch": "1"})
         assert _files.exists(_files.join(folder, "a"))
         assert _files.read_text(_files.join(folder, "a")) == "two"

@@ -138,24 +138,19 @@ def override(data: Mapping[str, Any], settings: Iterable[str]) -> Data:
 
 def _put(data: Any, keys: Sequence[str], value: Any, setting: str) -> None:
     head, *rest = keys
-    index = _index_in(data, head, setting)
-    if not rest:
-        data[index] = value
-        return
-    if isinstance(data, dict) and data.get(index) is None:
-        data[index] = {}
-    _put(data[index], rest, value, setting)
-
-
-def _index_in(data: Any, head: str, setting: str) -> Any:
-    """A word of an override as what it means in `data`: the number of an item, or a key."""
-    if isinstance(data, dict):
-        return head
-    if not isinstance(data, list):
+    index: Any = head
+    if isinstance(data, list):
+        if not head.isdigit() or int(head) >= len(data):
+            raise ConfigError(f"override {setting!r}: {head!r} is not an item 0 … {len(data) - 1} of that list.")
+        index = int(head)
+    elif not isinstance(data, dict):
         raise ConfigError(f"override {setting!r}: {head!r} lies inside {data!r}, which has no keys.")
-    if not head.isdigit() or int(head) >= len(data):
-        raise ConfigError(f"override {setting!r}: {head!r} is not an item 0 … {len(data) - 1} of that list.")
-    return int(head)
+    elif rest and data.get(head) is None:
+        data[head] = {}
+    if rest:
+        _put(data[index], rest, value, setting)
+    else:
+        data[index] = value
 
 
 def _copy(value: Any) -> Any:
@@ -205,15 +200,11 @@ def _settings_of(piece: Callable[..., Any]) -> TypeAdapter[Data]:
         if default is parameter.empty:
             fields[name] = Required[Annotated[hint, Field(description=about)]]
         else:
-            extra = functools.partial(_note_default, default)
-            fields[name] = NotRequired[Annotated[hint, Field(description=about, json_schema_extra=extra)]]
+            extra = Field(description=about, json_schema_extra={"default": to_plain(default)})
+            fields[name] = NotRequired[Annotated[hint, extra]]
     settings = cast(Any, TypedDict)("Settings", fields)
     settings.__pydantic_config__ = SETTINGS
     return TypeAdapter(settings)
-
-
-def _note_default(default: object, schema: Schema) -> None:
-    schema["default"] = to_plain(default)
 
 
 def _usable(hint: Any) -> Any:

@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from rich import progress as bars
-from rich.console import Console, RenderableType
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from vitruvius._format import format_duration, format_rate
@@ -107,8 +109,7 @@ class Bar:
         self.total: float | None = None
         self.text = ""
         self._pace = Pace()
-        self._display = _Display(self, live=shown and self.console.is_terminal)
-        self._task = self._display.add_task("", total=None)
+        self._display = Live(console=self.console, refresh_per_second=10, transient=True, get_renderable=self._picture)
         self._closed = threading.Event()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._open = contextlib.ExitStack()
@@ -116,7 +117,7 @@ class Bar:
     def __enter__(self) -> Bar:
         if self.shown:
             self._open.enter_context(messages_shown(self.console))
-            if not self._display.disable:
+            if self.console.is_terminal:
                 self._open.enter_context(self._display)
             else:
                 self._writer.start()
@@ -131,7 +132,6 @@ class Bar:
     def __call__(self, done: float, total: float | None, text: str = "", /) -> None:
         self.done, self.total, self.text = done, total, text
         self._pace.note(done)
-        self._display.update(self._task, completed=done, total=total)
 
     def counts(self) -> str:
         """`128/360`."""
@@ -151,31 +151,17 @@ class Bar:
         """`evaluating: 128/360, pgd 43.0 %, 2.1 per second, 1 min 50 s left`."""
         return ", ".join(part for part in (f"{self.title}: {self.counts()}", self.text, self.speed()) if part)
 
+    def _picture(self) -> Group:
+        """A bar with numbers and speed, and below it what is being done now, which may be long."""
+        line = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self.total, completed=self.done, width=40, animation_time=time.monotonic())
+        line.add_row(Text(self.title, "bold"), bar, self.counts(), self.speed())
+        return Group(line, *([Text(self.text)] if self.text else []))
+
     def _write(self) -> None:
         """A line now and then, also while one step takes longer than that."""
         while not self._closed.wait(EVERY):
             self.console.print(self.sentence(), **PLAIN)
-
-
-class _Display(bars.Progress):
-    """A bar with numbers and speed, and below it what is being done now, which may be long."""
-
-    def __init__(self, bar: Bar, *, live: bool) -> None:
-        self.of = bar
-        columns = (
-            bars.TextColumn(f"[bold]{bar.title}"),
-            bars.BarColumn(),
-            bars.TextColumn("{task.fields[counts]}"),
-            bars.TextColumn("{task.fields[speed]}"),
-        )
-        super().__init__(*columns, console=bar.console, transient=True, disable=not live)
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        for task in self.tasks:
-            task.fields.update(counts=self.of.counts(), speed=self.of.speed())
-        yield self.make_tasks_table(self.tasks)
-        if self.of.text:
-            yield Text(self.of.text)
 
 
 @contextlib.contextmanager

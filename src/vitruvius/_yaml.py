@@ -68,9 +68,8 @@ _Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_FRACTION.pattern}$")
 
 
 def _construct_int(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    digits = str(node.value).replace("_", "").lstrip("+-")
-    whole = int(digits, 0 if digits[1:2] in ("b", "x") else 10)
-    return -whole if str(node.value).startswith("-") else whole
+    text = str(node.value).replace("_", "")
+    return int(text, 0 if "b" in text[:3] or "x" in text[:3] else 10)
 
 
 def _construct_fraction(_: yaml.SafeLoader, node: yaml.ScalarNode) -> float:

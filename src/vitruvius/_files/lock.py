@@ -139,7 +139,11 @@ class _Held:
             return True
         if owner is not None:
             if is_here or not self._wait_until_released(owner):
-                raise self._in_use()
+                owner = _read(self.file) or {}
+                raise RunError(
+                    f"{self.path} is being written by {_name(owner)}, since {owner.get('since', 'an unknown time')}. "
+                    "Wait for it, stop it, or choose another place."
+                )
             if _read(self.file) == owner:
                 self.file.unlink(missing_ok=True)
         self._kernel.release()
@@ -172,13 +176,6 @@ class _Held:
             return self.file.stat().st_mtime_ns
         except OSError:
             return None
-
-    def _in_use(self) -> RunError:
-        owner = _read(self.file) or {}
-        return RunError(
-            f"{self.path} is being written by {_name(owner)}, since {owner.get('since', 'an unknown time')}. Wait for "
-            "it, stop it, or choose another place."
-        )
 
     def _create(self) -> bool:
         """Make the file, so that of two machines only one can; false if it is there."""

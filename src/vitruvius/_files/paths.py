@@ -107,12 +107,9 @@ def atomic_write_text(path: StrPath, text: str) -> None:
     atomic_write_bytes(path, redact(text).encode("utf-8"))
 
 
-def append_line(path: StrPath, text: str) -> None:
-    """Add one line in one write, with secrets hidden; a line that does not fit on the disk is taken back."""
+def append_line(path: str | Path, text: str) -> None:
+    """Add a line to a local file in one write, with secrets hidden; one that does not fit on the disk is taken back."""
     line = (redact(text).rstrip("\n") + "\n").encode("utf-8")
-    if is_url(path):  # object stores cannot append: the whole object is put again
-        atomic_write_bytes(path, (read_bytes(path) if exists(path) else b"") + line)
-        return
     with explained(path, "append to"):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o666)
         try:

@@ -134,7 +134,8 @@ def _run(words: list[str], *, verbose: bool) -> None:
         warnings.catch_warnings(),
     ):
         if not verbose:
-            warnings.showwarning = Once()
+            shown: set[str] = set()
+            warnings.showwarning = lambda message, *_, **__: _warn_once(" ".join(str(message).split()), shown)
         verb(*bound.args, **bound.kwargs)
 
 
@@ -221,15 +222,8 @@ def _start_log(*, verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
 
 
-class Once:
-    """Says a warning once, in a line, without the place in the code that it came from."""
-
-    def __init__(self) -> None:
-        self.said: set[str] = set()
-
-    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        """Stands in for `warnings.showwarning`: only the `message` is shown."""
-        text = " ".join(str(message).split())
-        if text not in self.said:
-            self.said.add(text)
-            print(f"vitruvius: warning: {text}", file=sys.stderr)
+def _warn_once(text: str, shown: set[str]) -> None:
+    """Say a warning in a line, without the place in the code that it came from."""
+    if text not in shown:
+        shown.add(text)
+        print(f"vitruvius: warning: {text}", file=sys.stderr)

@@ -12,7 +12,6 @@ from vitruvius._errors import ConfigError
 if TYPE_CHECKING:
     from vitruvius.evaluation import Report
     from vitruvius.evaluation.examples import ExampleScores
-    from vitruvius.evaluation.masking import Finding
     from vitruvius.evaluation.metrics.corruption import Baseline
     from vitruvius.evaluation.shift_report import ShiftReport
     from vitruvius.evaluation.threats import Threat
@@ -27,14 +26,7 @@ class Evaluation:
 
     report: Report | None = None
     corruptions: ShiftReport | None = None  # the summary of threats that are corruptions
-    findings: list[Finding] = field(default_factory=list)
     shifts: list[ShiftReport] = field(default_factory=list)
-    shown: bool = False
-
-    def show(self, text: str) -> None:
-        """Print one part as soon as it is known, an empty line between two of them."""
-        print(f"\n{text}" if self.shown else text, flush=True)
-        self.shown = True
 
 
 def evaluate(
@@ -114,18 +106,20 @@ def evaluate(
             for place in (folder, *(folder / "shifts").glob("*")):
                 request.process.on_first(Ledger(place).clear)
         results = Evaluation()
-        temperature = None
+        temperature, gap = None, ""  # between two parts, each printed as soon as it is known
         if calibrate is not None:
             with request.bar("fitting a temperature") as bar:
                 temperature = temperature_of(request.target, calibrate, progress=bar)
         if data_needed or request.target.is_run or any(word.startswith("data.dataset=") for word in overrides):
-            _judge_images(request, threats, baselines, results)
+            print(_judge_images(request, threats, baselines, results), flush=True)
+            gap = "\n"
         if ball is not None and request.process.first:
             norm, eps = ball
             with request.bar("checking") as bar:
-                results.findings = examine(request.model, request.loader, eps, norm=norm, progress=bar)
-            save_findings(results.findings, request.folder / "sanity.json")
-            results.show("\n".join(map(str, results.findings)))
+                findings = examine(request.model, request.loader, eps, norm=norm, progress=bar)
+            save_findings(findings, request.folder / "sanity.json")
+            print(gap + "\n".join(map(str, findings)), flush=True)
+            gap = "\n"
         clean_error = None if results.report is None else 1 - results.report["clean"].accuracy
         for opened in shifts:
             with request.bar(opened.name) as bar:
@@ -141,7 +135,8 @@ def evaluate(
                     clean_error=clean_error,
                 )
             results.shifts.append(report)
-            results.show(str(report))
+            print(f"{gap}{report}", flush=True)
+            gap = "\n"
         request.save_config()
     return results
 
@@ -153,7 +148,8 @@ def _corruptions_in(threats: Sequence[Threat]) -> list[str]:
 
 def _judge_images(
     request: Request, threats: Sequence[Threat], baselines: dict[str, Baseline | None], results: Evaluation
-) -> None:
+) -> str:
+    """The report as text; `results` has it, and the summary of corruptions if there are some."""
     from vitruvius.attacks.base import Ensemble
     from vitruvius.evaluation import evaluate
     from vitruvius.evaluation.base import data_settings
@@ -178,7 +174,7 @@ def _judge_images(
         lines.append(summary.means)
         if baseline is not None and request.process.first:  # without one `evaluate` has saved it
             summary.save(request.folder / "shifts" / CORRUPTIONS / "report.json")
-    results.show("\n".join(lines))
+    return "\n".join(lines)
 
 
 def attack(
