@@ -18,7 +18,7 @@ import pytest
 
 from small_run import RECIPE, SMALL, small_run
 from vitruvius._errors import RunError
-from vitruvius._files import Lock, MadeFolder
+from vitruvius._files import Lock, discard
 from vitruvius._files import lock as lock_module
 from vitruvius.cli import main
 from vitruvius.corrupted_copies import write_corrupted
@@ -83,9 +83,8 @@ def test_a_folder_with_something_in_it_stays(tmp_path: Path) -> None:
 
 def test_a_locked_folder_that_comes_to_nothing_goes_with_its_records(tmp_path: Path) -> None:
     with Lock(tmp_path / "made" / "out"):
-        made = MadeFolder(tmp_path / "made" / "out")
         (tmp_path / "made" / "out" / "record").write_text("begun")
-        made.take_back("record")
+        discard(tmp_path / "made" / "out", "record")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -31,7 +31,6 @@ class Process:
 
     device: torch.device
     rank: int = 0
-    local_rank: int = 0
     world_size: int = 1
     grouped: bool = False  # whether there is a process group, perhaps of one: then every collective goes through it
 
@@ -106,7 +105,7 @@ def process_group(device: str = "auto") -> Iterator[Process]:
     if dist.is_initialized():
         group = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "grouped": True}
     try:
-        yield Process(device=chosen, local_rank=local_rank, **group)
+        yield Process(device=chosen, **group)
     finally:
         if began:
             dist.destroy_process_group()

@@ -65,32 +65,6 @@ def scaled(progress: Progress, units: float) -> Progress:
     return no_progress if progress is no_progress else tell
 
 
-class Pace:
-    """How fast a count rises, over the last two minutes."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque()  # when, and the count
-
-    def note(self, count: float) -> None:
-        """The count is this high now; a lower one than before begins a new round."""
-        now = time.monotonic()
-        if self._seen and count < self._seen[-1][1]:
-            self._seen.clear()
-        if len(self._seen) > 1 and now - self._seen[-2][0] < PAUSE:
-            self._seen.pop()
-        self._seen.append((now, count))
-        while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW:
-            self._seen.popleft()
-
-    @property
-    def rate(self) -> float:
-        """Per second; 0 as long as it is not known."""
-        if len(self._seen) < 2:
-            return 0.0
-        (start, before), (now, count) = self._seen[0], self._seen[-1]
-        return (count - before) / max(now - start, 1e-9)
-
-
 class Bar:
     """A `Progress` that a person sees, and while it is open the place where messages of the package are printed.
 
@@ -108,7 +82,7 @@ class Bar:
         self.done = 0.0
         self.total: float | None = None
         self.text = ""
-        self._pace = Pace()
+        self._seen: deque[tuple[float, float]] = deque()  # when, and what was done then
         self._display = Live(console=self.console, refresh_per_second=10, transient=True, get_renderable=self._picture)
         self._closed = threading.Event()
         self._writer = threading.Thread(target=self._write, daemon=True)
@@ -131,7 +105,14 @@ class Bar:
 
     def __call__(self, done: float, total: float | None, text: str = "", /) -> None:
         self.done, self.total, self.text = done, total, text
-        self._pace.note(done)
+        now = time.monotonic()
+        if self._seen and done < self._seen[-1][1]:  # a new round
+            self._seen = deque()  # another thread may be reading the last one
+        if len(self._seen) > 1 and now - self._seen[-2][0] < PAUSE:
+            self._seen.pop()
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW:
+            self._seen.popleft()
 
     def counts(self) -> str:
         """`128/360`."""
@@ -139,9 +120,11 @@ class Bar:
 
     def speed(self) -> str:
         """`2.1 per second, 1 min 50 s left`, or nothing as long as it is not known."""
-        rate = self._pace.rate
-        if rate <= 0:
+        seen = self._seen or [(0.0, 0.0)]
+        (start, before), (now, done) = seen[0], seen[-1]
+        if done <= before:
             return ""
+        rate = (done - before) / max(now - start, 1e-9)
         words = f"{format_rate(rate)} per second"
         if self.total is None or math.isinf(self.total):
             return words

@@ -27,7 +27,7 @@ from torch import Tensor
 from vitruvius._checks import check_count
 from vitruvius._config import build, override
 from vitruvius._errors import ConfigError, DataError, RunError
-from vitruvius._files import Lock, MadeFolder, atomic_write_bytes, claim_folder, save_array, sweep
+from vitruvius._files import Lock, atomic_write_bytes, claim_folder, discard, save_array, sweep
 from vitruvius._processes import usable_cores
 from vitruvius._progress import Progress, no_progress
 from vitruvius._random import id_of
@@ -220,14 +220,13 @@ def _claimed(out: Path, settings: dict[str, Any], grid: Sequence[Corruption]) ->
     shared = {field.name: getattr(one, field.name) for one in grid for field in dataclasses.fields(one)}
     settings |= {name: value for name, value in shared.items() if name != "severity"}
     with Lock(out):
-        made = MadeFolder(out)
         try:
             claim_folder(out, RECORD, settings, "corrupted copies")
             for folder in out.glob("*/*/*/"):
                 sweep(folder)
             yield
         except BaseException:
-            made.take_back(RECORD)
+            discard(out, RECORD)
             raise
 
 

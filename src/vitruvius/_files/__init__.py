@@ -1,13 +1,13 @@
 """Files that are whole or absent, locks, tensors, and runs at URLs: all that is written goes through here."""
 
 from vitruvius._files.lock import Lock as Lock
-from vitruvius._files.paths import MadeFolder as MadeFolder
 from vitruvius._files.paths import StrPath as StrPath
 from vitruvius._files.paths import append_line as append_line
 from vitruvius._files.paths import atomic_write_bytes as atomic_write_bytes
 from vitruvius._files.paths import atomic_write_text as atomic_write_text
 from vitruvius._files.paths import check_out as check_out
 from vitruvius._files.paths import claim_folder as claim_folder
+from vitruvius._files.paths import discard as discard
 from vitruvius._files.paths import ensure_writable as ensure_writable
 from vitruvius._files.paths import exists as exists
 from vitruvius._files.paths import explained as explained

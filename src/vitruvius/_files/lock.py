@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vitruvius._errors import RunError
-from vitruvius._files.paths import LOCK, MadeFolder, StrPath, explained, is_url
+from vitruvius._files.paths import LOCK, StrPath, explained, is_url
 from vitruvius._files.remote import local_path
 
 BEAT = 10.0  # seconds between two signs of life
@@ -92,14 +92,13 @@ class _Held:
         self.note = {"pid": self.pid, "host": socket.gethostname(), "since": since, "token": uuid.uuid4().hex}
         self._kernel = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
         self._over = threading.Event()
-        self._made = MadeFolder(file.parent)
+        self._new_folders = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             while not self._try_to_acquire():
                 pass
         except BaseException:
-            self._kernel.release()
-            self._made.take_back()
+            self._release()
             raise
         threading.Thread(target=self._heartbeat, name="lock", daemon=True).start()
 
@@ -113,8 +112,13 @@ class _Held:
         if self.is_ours():
             with contextlib.suppress(OSError):  # a disk that has become read-only: the lock of a dead process
                 self.file.unlink(missing_ok=True)
+        self._release()
+
+    def _release(self) -> None:
         self._kernel.release()
-        self._made.take_back()
+        with contextlib.suppress(OSError):  # they hold something
+            for folder in self._new_folders:
+                folder.rmdir()
 
     def is_ours(self) -> bool:
         """Whether the file is still the one that was written here, or gone with its folder."""

@@ -170,27 +170,12 @@ def ensure_writable(folder: str | Path) -> Path:
     return folder
 
 
-class MadeFolder:
-    """A folder that is about to be made: with it, what has to go if nothing comes of it."""
-
-    def __init__(self, folder: StrPath) -> None:
-        self.folder = Path(folder)
-        self.missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-
-    def take_back(self, *files: str) -> None:
-        """Remove these files if the folder holds nothing else, and the folder and its parents as far as they are new.
-
-        A folder that is locked stays; if it was made to be locked, it goes with its lock.
-        """
-        if not self.folder.is_dir():
-            return
-        if any(path.name not in files and not is_lock(path) for path in self.folder.iterdir()):
-            return
-        with contextlib.suppress(OSError):  # somebody has put a file there
+def discard(folder: Path, *files: str) -> None:
+    """Remove these files if the folder holds nothing else; one that was made to be locked goes with its lock."""
+    with contextlib.suppress(OSError):  # the folder is gone, or its disk has become read-only
+        if all(path.name in files or is_lock(path) for path in folder.iterdir()):
             for file in files:
-                (self.folder / file).unlink(missing_ok=True)
-            for folder in self.missing:
-                folder.rmdir()
+                (folder / file).unlink(missing_ok=True)
 
 
 def is_lock(path: Path) -> bool:

@@ -26,8 +26,8 @@ from torch import Tensor
 from vitruvius._errors import CheckpointError, RunError
 from vitruvius._files import (
     Lock,
-    MadeFolder,
     atomic_write_text,
+    discard,
     ensure_writable,
     load_tensors,
     read_json,
@@ -106,7 +106,7 @@ class Ledger:
         self._rows: dict[str, _Rows] = {}
         self._written = 0
         self._judged: Columns | None = None  # clean rows of earlier evaluations, by id
-        self._made: MadeFolder | None = None
+        self._claimed = False
         self._lock: Lock | None = None  # of the first process
 
     def claim(self, subject: Mapping[str, object], entries: Sequence[Entry]) -> list[Entry]:
@@ -134,7 +134,7 @@ class Ledger:
                 was = [f"{key} was {judged.get(key, 'not noted')}, now {subject.get(key)}" for key in differing[:3]]
                 raise RunError(f"{folder} holds the ledger of another evaluation: {'; '.join(was)}. {AGAIN}")
         every = {entry.spec: entry for entry in [*before, *entries]}
-        self._made = MadeFolder(folder)
+        self._claimed = True
         ensure_writable(folder)
         for growing in (folder, *self._growing()):
             sweep(growing)
@@ -302,8 +302,8 @@ class Ledger:
 
     def abandon(self) -> None:
         """Take the folder back if it was made for an evaluation that has judged nothing."""
-        if self._made is not None and not self._holds_rows():
-            self._made.take_back("ledger.json", IMAGES)
+        if self._claimed and self.folder is not None and not self._holds_rows():
+            discard(self.folder, "ledger.json", IMAGES)
 
     def _growing(self) -> list[Path]:
         """Folders of what is written while an evaluation runs."""
@@ -312,7 +312,7 @@ class Ledger:
 
     def _check_folder(self) -> None:
         """Refuse to continue in a folder that was moved or deleted since this evaluation started in it."""
-        if self._made is not None and not (self._made.folder / "ledger.json").exists():
+        if self._claimed and self.folder is not None and not (self.folder / "ledger.json").exists():
             raise RunError(
                 f"{self.folder} was moved or deleted while it was written to: ledger.json is gone. Move it back and "
                 "call the same command again; it resumes where this one stopped."

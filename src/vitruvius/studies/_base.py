@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitruvius._checks import device_of
 from vitruvius._errors import ConfigError, RunError
-from vitruvius._files import Lock, MadeFolder, append_line, atomic_write_text, ensure_writable, read_json
+from vitruvius._files import Lock, append_line, atomic_write_text, discard, ensure_writable, read_json
 from vitruvius._notebook import to_csv
 from vitruvius._progress import Bar, Progress, no_progress
 from vitruvius._random import image_ids
@@ -128,14 +128,13 @@ def study(
     opened = (open_subject(target, overrides, images, batch_size, **opening) for target in targets)  # one at a time
     subjects = itertools.chain([next(opened)], opened)  # what is wrong with the first is said before a file is made
     with Lock(out):
-        made = MadeFolder(out)
         folder = ensure_writable(out)
         try:
             rows = _resume(folder, {"study": name, "settings": {**settings}})
             _ask_all(subjects, run, folder, rows, on_row)
         except BaseException:
             if not (folder / "rows.jsonl").is_file() or not (folder / "rows.jsonl").stat().st_size:
-                made.take_back("study.json", "subjects.json", "rows.jsonl")
+                discard(folder, "study.json", "subjects.json", "rows.jsonl")
             raise
         rows = getattr(maker, "finish", list)(rows)
         shown = [{column: value for column, value in row.items() if column != "key"} for row in rows]
