@@ -167,9 +167,9 @@ def seeded(key: int, *, restore: bool = True) -> Iterator[None]:
         yield
 
 
-def batch_seed(*, seed: int, epoch: int, batch: int) -> int:
-    """The seed of torch's generators for a batch of a process alone."""
-    return _batch_seeds(seed, epoch, batch, rank=0)[0]
+def batch_seed(*, seed: int, epoch: int, batch: int, rank: int = 0) -> int:
+    """The seed of torch's generators for a batch of a process."""
+    return _batch_seeds(seed, epoch, batch, rank)[0]
 
 
 def seed_batch(*, seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:

@@ -103,13 +103,8 @@ class Request:
         return self.path
 
     def bar(self, title: str, *, at_most: bool = False) -> Bar:
-        """A `Progress` to be opened with `with`, seen on the first process; for a verb of several parts."""
+        """A `Progress` to be opened with `with`, seen on the first process."""
         return Bar(title, shown=self.process.first, at_most=at_most)
-
-    @functools.cached_property
-    def progress(self) -> Bar:
-        """One for a verb of one part: open from when it is first asked for until the request is closed."""
-        return self._open.enter_context(self.bar(self.target.text))
 
     def save_config(self) -> None:
         """Write what was asked of a model by name beside its results, so that a report reads them like a run's."""

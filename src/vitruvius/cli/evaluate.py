@@ -218,12 +218,13 @@ def attack(
         made = make_threat(threat, where="--threat")
         check_what(made, what)
         model, loader, folder = request.model, request.loader, request.folder
-        if is_file:
-            examples = make_examples(model, loader, made, what=what, progress=request.progress)
-            save_examples(examples, folder)
-            scores: ExampleScores = examples
-        else:
-            scores = draw_examples(model, loader, made, folder, what=what, progress=request.progress)
+        scores: ExampleScores
+        with request.bar("attacking") as bar:
+            if is_file:
+                scores = examples = make_examples(model, loader, made, what=what, progress=bar)
+                save_examples(examples, folder)
+            else:
+                scores = draw_examples(model, loader, made, folder, what=what, progress=bar)
     print(f"{scores.spec}: accuracy {scores.accuracy:.4f}, after rounding to 8 bits {scores.accuracy_8bit:.4f}")
     print(out)
     return out
