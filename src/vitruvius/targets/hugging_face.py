@@ -144,7 +144,8 @@ def _place(key: str) -> tuple[Any, ...]:
 
 def _preprocessing(transformers: Any, text: str, name: str, config: Any, *, given: bool) -> dict[str, Any]:
     """timm's words for what the image processor says: input_size, mean, std, interpolation, crop_pct, crop_mode."""
-    size = _pair(getattr(config, "image_size", None) or 224)
+    side = getattr(config, "image_size", None) or 224
+    size = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
     channels = int(getattr(config, "num_channels", 3))
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
@@ -180,16 +181,8 @@ def _sizes(processor: Any, built: tuple[int, int], channels: int) -> dict[str, A
 
 def _edges(said: Mapping[str, Any], built: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of `{height, width}` or `{shortest_edge}`; without either, what the model was built for."""
-    if said.get("height") and said.get("width"):
-        return int(said["height"]), int(said["width"])
-    if said.get("shortest_edge"):
-        return _pair(said["shortest_edge"])
-    return built
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    rows, columns = size if isinstance(size, Sequence) else (size, size)
-    return int(rows), int(columns)
+    edge = said.get("shortest_edge")
+    return int(said.get("height") or edge or built[0]), int(said.get("width") or edge or built[1])
 
 
 def _first_line(error: Exception) -> str:
