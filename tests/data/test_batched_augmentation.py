@@ -146,7 +146,7 @@ def repair(step: object) -> None:
 )
 def test_boxes_are_distributed_like_timms(size: tuple[int, int], scale: tuple, ratio: tuple) -> None:
     crop = RandomResizedCropAndInterpolation(16, scale=scale, ratio=ratio)
-    ours = pipeline._ResizedCrop(crop, [], (16, 16), 0).boxes(keys_of(4000), size).float()
+    ours = pipeline.boxes(keys_of(4000), size, scale, ratio).float()
     random.seed(0)
     image = Image.new("RGB", size[::-1])
     theirs = torch.tensor([crop.get_params(image, scale, ratio) for _ in range(4000)]).float()
@@ -159,7 +159,7 @@ def test_boxes_are_distributed_like_timms(size: tuple[int, int], scale: tuple, r
 def test_jitter_is_torchvisions_in_the_order_and_by_the_amounts_that_were_drawn() -> None:
     images = photographs()
     jitter = transforms.ColorJitter(0.4, 0.3, 0.5, 0.1)
-    ours = pipeline._Jitter(jitter, 1.0)(to_batch(images), keys_of(8))
+    ours = pipeline.jitter(to_batch(images), keys_of(8), step=jitter, probability=1.0)
     u = uniform(keys_of(8), pipeline._JITTER, 9)
     ranges = torch.tensor([jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue])
     amounts = ranges[:, 0] + (ranges[:, 1] - ranges[:, 0]) * u[:, 4:8]

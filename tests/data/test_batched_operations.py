@@ -112,9 +112,10 @@ def test_resized_crops_are_pillows(name: str, size: tuple[int, int]) -> None:
         for image, (top, left, tall, wide) in zip(images, box.tolist(), strict=True)
     ]
     kind = resampling.FILTERS[name]
-    plan = resampling.make_plan(box, size, (36, 30), [kind])
+    taps = resampling.taps_of(box, size, (36, 30), [kind])
     straight = torch.zeros(8, 2, dtype=torch.bool)
-    ours = resampling.resized_crop(to_batch(images), box, torch.full((8,), kind), straight, plan)
+    kinds = torch.full((8,), kind)
+    ours = resampling.resized_crop(to_batch(images), box, kinds, straight, size=size, kinds=[kind], taps=taps)
     compare(ours, expected, most=1, share=0.005)
 
 
@@ -129,8 +130,8 @@ def test_shrinking_is_pillows_up_to_the_order_of_its_two_passes(name: str) -> No
     ]
     kind = resampling.FILTERS[name]
     kinds, straight = torch.full((7,), kind), torch.zeros(7, 2, dtype=torch.bool)
-    plan = resampling.make_plan(box, (32, 32), (80, 64), [kind])
-    ours = resampling.resized_crop(to_batch(images), box, kinds, straight, plan)
+    taps = resampling.taps_of(box, (32, 32), (80, 64), [kind])
+    ours = resampling.resized_crop(to_batch(images), box, kinds, straight, size=(32, 32), kinds=[kind], taps=taps)
     compare(ours, expected, most=3, share=0.25)
 
 
@@ -138,10 +139,11 @@ def test_crops_are_mirrored_after_they_are_resized() -> None:
     images = photographs()
     box = torch.tensor([[2, 3, 20, 17]] * 8)
     kinds = torch.tensor([resampling.BILINEAR, resampling.BICUBIC] * 4)
-    plan = resampling.make_plan(box, (32, 32), (32, 32), [resampling.BILINEAR, resampling.BICUBIC])
-    plain = resampling.resized_crop(to_batch(images), box, kinds, torch.zeros(8, 2, dtype=torch.bool), plan)
+    both = [resampling.BILINEAR, resampling.BICUBIC]
+    shared = {"size": (32, 32), "kinds": both, "taps": resampling.taps_of(box, (32, 32), (32, 32), both)}
+    plain = resampling.resized_crop(to_batch(images), box, kinds, torch.zeros(8, 2, dtype=torch.bool), **shared)
     mirrored = torch.tensor([[False, True], [True, False], [True, True], [False, False]] * 2)
-    turned = resampling.resized_crop(to_batch(images), box, kinds, mirrored, plan)
+    turned = resampling.resized_crop(to_batch(images), box, kinds, mirrored, **shared)
     for image, other, (vertical, horizontal) in zip(plain, turned, mirrored.tolist(), strict=True):
         axes = [axis for axis, chosen in ((-2, vertical), (-1, horizontal)) if chosen]
         torch.testing.assert_close(other, image.flip(axes), atol=1, rtol=0)

@@ -7,7 +7,7 @@ through the key of each image.   B images, S splits; levels are float32 of whole
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +43,13 @@ class BatchAugmentation:
             raise ConfigError("data.no_aug forbids augmentation.")
         if pre.size[0] not in (1, 3):
             raise ConfigError(f"augmentation in batches needs grey or colour images, not {pre.size[0]} channels.")
-        (first, *flips), steps = training_steps(config, pre)
-        self.config = config
-        self.front = _make_front(first, flips, config, pre)
+        (crop, *_), steps = training_steps(config, pre)
+        if not isinstance(crop, RandomResizedCropAndInterpolation):
+            raise _unbatchable(crop)
+        self.config, self.crop, self.size = config, crop, pre.size[1:]
         self.steps = [_make_step(step, pre) for step in steps]
         if config.rotation:
-            self.steps.append(_Rotation(config.rotation))
+            self.steps.append(partial(rotate, degrees=config.rotation))
         if config.aug_splits and not self.steps and not config.reprob:
             raise ConfigError("data.aug_splits: all splits are alike; augment them with data.aa, e.g. augmix-m5-w4-d2.")
 
@@ -56,7 +57,9 @@ class BatchAugmentation:
         """`images` on any device, `keys` (B,) int64 on the CPU."""
         if images.device.type == "cpu":
             keep_memory()
-        base = self.front(images, keys)
+        if self.config.pad:
+            images = F.pad(images, (self.config.pad,) * 4)
+        base = (self._plain_crop if self.config.rand_crop else self._resized_crop)(images, keys)
         if not self.config.aug_splits:
             return self._finish(base, keys)
         splits = range(1, self.config.aug_splits)
@@ -82,162 +85,112 @@ class BatchAugmentation:
         )
         return pixels.index_copy_(0, there, erased)
 
-
-class _Front:
-    """What comes first: a crop, and mirroring."""
-
-    def __init__(self, flips: list[Any], size: tuple[int, int], pad: int) -> None:
-        self.size, self.pad = size, pad
-        self.hflip = self.vflip = 0.0
-        for flip in flips:
-            if isinstance(flip, transforms.RandomHorizontalFlip):
-                self.hflip = flip.p
-            elif isinstance(flip, transforms.RandomVerticalFlip):
-                self.vflip = flip.p
-            else:
-                raise _unbatchable(flip)
-
-    def mirrored(self, keys: Tensor) -> Tensor:
+    def _mirrored(self, keys: Tensor) -> Tensor:
         """(B, 2): whether each image is mirrored top-bottom, left-right."""
-        vertical = uniform(keys, VFLIP, 1)[:, 0] < self.vflip
-        horizontal = uniform(keys, HFLIP, 1)[:, 0] < self.hflip
-        return torch.stack([vertical, horizontal], 1)
+        hflip = 0.5 if self.config.hflip is None else self.config.hflip
+        vertical, horizontal = uniform(keys, VFLIP, 1) < self.config.vflip, uniform(keys, HFLIP, 1) < hflip
+        return torch.cat([vertical, horizontal], 1)
 
-    def padded(self, images: Tensor) -> Tensor:
-        return F.pad(images, (self.pad,) * 4) if self.pad else images
+    def _resized_crop(self, images: Tensor, keys: Tensor) -> Tensor:
+        """timm's RandomResizedCropAndInterpolation: a box of random area and shape, resized."""
+        pixels = (images.shape[-2], images.shape[-1])
+        modes: Any = self.crop.interpolation
+        filters = [resampling.FILTERS[mode.value] for mode in (modes if isinstance(modes, tuple | list) else (modes,))]
+        box = boxes(keys, pixels, self.crop.scale, self.crop.ratio)
+        chosen = torch.tensor(filters)[(uniform(keys, _FILTER, 1) * len(filters)).long()]  # (B, 1)
+        settings = torch.cat([box, chosen, self._mirrored(keys).long()], 1).to(images.device, non_blocking=True)
+        return resampling.resized_crop(
+            images,
+            settings[:, :4],
+            settings[:, 4],
+            settings[:, 5:].bool(),
+            size=self.size,
+            kinds=filters,
+            taps=resampling.taps_of(box, self.size, pixels, filters),
+        )
 
-
-class _ResizedCrop(_Front):
-    """timm's RandomResizedCropAndInterpolation: a box of random area and shape, resized."""
-
-    def __init__(
-        self, crop: RandomResizedCropAndInterpolation, flips: list[Any], size: tuple[int, int], pad: int
-    ) -> None:
-        super().__init__(flips, size, pad)
-        self.scale, self.ratio = crop.scale, crop.ratio
-        chosen = crop.interpolation if isinstance(crop.interpolation, tuple | list) else (crop.interpolation,)
-        self.filters = [resampling.FILTERS[mode.value] for mode in chosen]
-
-    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        images = self.padded(images)
-        box = self.boxes(keys, (images.shape[-2], images.shape[-1]))
-        u = uniform(keys, _FILTER, 1)[:, 0]
-        chosen = torch.tensor(self.filters)[(u * len(self.filters)).long()]
-        plan = resampling.make_plan(box, self.size, (images.shape[-2], images.shape[-1]), self.filters)
-        settings = torch.cat([box, chosen[:, None], self.mirrored(keys).long()], 1).to(images.device, non_blocking=True)
-        return resampling.resized_crop(images, settings[:, :4], settings[:, 4], settings[:, 5:].bool(), plan)
-
-    def boxes(self, keys: Tensor, size: tuple[int, int]) -> Tensor:
-        """(B, 4) top, left, height, width: the first of ten tries that fits, else the middle of the image."""
-        height, width = size
-        area, shape, down, right = uniform(keys, _CROP, 4 * _TRIES).double().view(-1, _TRIES, 4).unbind(2)
-        area = (self.scale[0] + (self.scale[1] - self.scale[0]) * area) * height * width
-        low, high = (torch.tensor(bound, dtype=torch.float64).log() for bound in self.ratio)
-        aspect = torch.exp(low + (high - low) * shape)
-        wide = (area * aspect).sqrt().round()
-        tall = (area / aspect).sqrt().round()  # (B, tries)
-        top = (down * (height - tall + 1)).floor()
-        left = (right * (width - wide + 1)).floor()
-        fits = (wide <= width) & (tall <= height)
-        tries = torch.stack([top, left, tall, wide], 2).long()  # (B, tries, 4)
-        first = tries[torch.arange(len(keys)), fits.int().argmax(1)]
-        return torch.where(fits.any(1, keepdim=True), first, self._middle(height, width))
-
-    def _middle(self, height: int, width: int) -> Tensor:
-        tall, wide = height, width
-        if width / height < min(self.ratio):
-            tall = round(width / min(self.ratio))
-        elif width / height > max(self.ratio):
-            wide = round(height * max(self.ratio))
-        return torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide])
-
-
-class _PlainCrop(_Front):
-    """torchvision's RandomCrop: zero padding, then a piece of the model's size."""
-
-    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        images = self.padded(images)
-        short = [max(0, wanted - have) for wanted, have in zip(self.size, images.shape[-2:], strict=True)]
-        if any(short):
-            images = F.pad(images, (short[1], short[1], short[0], short[0]))
+    def _plain_crop(self, images: Tensor, keys: Tensor) -> Tensor:
+        """torchvision's RandomCrop: a piece of the model's size, of images that are padded with zeros if too small."""
+        down, across = (max(0, wanted - have) for wanted, have in zip(self.size, images.shape[-2:], strict=True))
+        images = F.pad(images, (across, across, down, down))
         room = [have - wanted + 1 for wanted, have in zip(self.size, images.shape[-2:], strict=True)]
         corner = (uniform(keys, _PLACE, 2) * torch.tensor(room)).long()
-        settings = torch.cat([corner, self.mirrored(keys).long()], 1).to(images.device, non_blocking=True)
+        settings = torch.cat([corner, self._mirrored(keys).long()], 1).to(images.device, non_blocking=True)
         top, left, upside_down, mirrored = settings.unbind(1)
         return resampling.crop(images, top, left, self.size, upside_down, mirrored).float()
 
 
-@dataclass(frozen=True)
-class _Rotation:
+def boxes(keys: Tensor, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+    """(B, 4) top, left, height, width: the first of ten random boxes that fits, else the middle of the image.
+
+    size: height and width of the images; scale, ratio: share of the area and width / height, from and to.
+    """
+    height, width = size
+    area, shape, down, right = uniform(keys, _CROP, 4 * _TRIES).double().view(-1, _TRIES, 4).unbind(2)
+    area = (scale[0] + (scale[1] - scale[0]) * area) * height * width
+    low, high = (torch.tensor(bound, dtype=torch.float64).log() for bound in ratio)
+    aspect = torch.exp(low + (high - low) * shape)
+    wide = (area * aspect).sqrt().round()
+    tall = (area / aspect).sqrt().round()  # (B, tries)
+    top = (down * (height - tall + 1)).floor()
+    left = (right * (width - wide + 1)).floor()
+    fits = (wide <= width) & (tall <= height)
+    tries = torch.stack([top, left, tall, wide], 2).long()  # (B, tries, 4)
+    first = tries[torch.arange(len(keys)), fits.int().argmax(1)]
+    most_tall, most_wide = height, width
+    if width / height < min(ratio):
+        most_tall = round(width / min(ratio))
+    elif width / height > max(ratio):
+        most_wide = round(height * max(ratio))
+    middle = torch.tensor([(height - most_tall) // 2, (width - most_wide) // 2, most_tall, most_wide])
+    return torch.where(fits.any(1, keepdim=True), first, middle)
+
+
+def rotate(x: Tensor, keys: Tensor, *, degrees: float) -> Tensor:
     """torchvision's RandomRotation: up to this many degrees either way, nearest pixels, black outside."""
-
-    degrees: float
-
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        angle = (2 * uniform(keys, _ROTATION, 1)[:, 0] - 1) * self.degrees
-        matrix = resampling.rotation_matrix(angle, x.shape[-2], x.shape[-1]).float()
-        return resampling.affine(x, matrix.to(x.device, non_blocking=True), x.new_zeros(x.shape[1]), resampling.NEAREST)
+    angle = (2 * uniform(keys, _ROTATION, 1)[:, 0] - 1) * degrees
+    matrix = resampling.rotation_matrix(angle, x.shape[-2], x.shape[-1]).float()
+    return resampling.affine(x, matrix.to(x.device, non_blocking=True), x.new_zeros(x.shape[1]), resampling.NEAREST)
 
 
-class _Jitter:
+def jitter(x: Tensor, keys: Tensor, *, step: transforms.ColorJitter, probability: float) -> Tensor:
     """torchvision's ColorJitter: brightness, contrast, saturation and hue by random amounts, in a random order."""
-
-    def __init__(self, jitter: transforms.ColorJitter, probability: float) -> None:
-        self.probability = probability
-        self.hue = jitter.hue
-        blends = (jitter.brightness, jitter.contrast, jitter.saturation)
-        self.ranges = [(1.0, 1.0) if one is None else one for one in blends]
-
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        u = uniform(keys, _JITTER, 9)
-        order = u[:, :4].argsort(1)  # (B, 4): which of brightness, contrast, saturation, hue comes first, second, …
-        low, high = torch.tensor([*self.ranges, self.hue or (0.0, 0.0)]).unbind(1)
-        amounts = low + (high - low) * u[:, 4:8]  # (B, 4)
-        neutral = torch.tensor([1.0, 1.0, 1.0, 0.0])
-        amounts = torch.where(u[:, 8:] < self.probability, amounts, neutral)
-        if self.hue is None:
-            order = u[:, :3].argsort(1)
-        for place in range(order.shape[1]):
-            now = order[:, place]
-            factor = amounts.gather(1, now[:, None])[:, 0]
-            x = self._enhance(x, now, factor)
-            if self.hue is not None:
-                x = _on_some(x, now == 3, operations.hue, factor)
-        return x
-
-    def _enhance(self, x: Tensor, now: Tensor, factor: Tensor) -> Tensor:
-        """One of three blends for each image: with black, with its mean grey level, or with its grey version."""
-        factor = torch.where(now == 3, 1.0, factor)
-        settings = torch.stack([factor, (now == 1).float(), (now == 2).float()], 1).to(x.device, non_blocking=True)
-        strength, contrast, saturation = (column.view(-1, 1, 1, 1) for column in settings.unbind(1))
-        level = operations.grey(x)
-        degenerate = contrast * operations.mean_level(level) + saturation * level
-        return operations.blend(degenerate, x, strength)
+    u = uniform(keys, _JITTER, 9)
+    # (B, 3 or 4): which of brightness, contrast, saturation, hue comes first, second, …
+    order = u[:, : 3 if step.hue is None else 4].argsort(1)
+    ranges = [one or (1.0, 1.0) for one in (step.brightness, step.contrast, step.saturation)]
+    low, high = torch.tensor([*ranges, step.hue or (0.0, 0.0)]).unbind(1)
+    amounts = low + (high - low) * u[:, 4:8]  # (B, 4)
+    amounts = torch.where(u[:, 8:] < probability, amounts, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    for now in order.unbind(1):
+        factor = amounts.gather(1, now[:, None])[:, 0]
+        x = _enhance(x, now, factor)
+        if step.hue is not None:
+            x = _on_some(x, now == 3, operations.hue, factor)
+    return x
 
 
-@dataclass(frozen=True)
-class _Grey:
+def _enhance(x: Tensor, now: Tensor, factor: Tensor) -> Tensor:
+    """One of three blends for each image: with black, with its mean grey level, or with its grey version."""
+    factor = torch.where(now == 3, 1.0, factor)
+    settings = torch.stack([factor, (now == 1).float(), (now == 2).float()], 1).to(x.device, non_blocking=True)
+    strength, contrast, saturation = (column.view(-1, 1, 1, 1) for column in settings.unbind(1))
+    level = operations.grey(x)
+    degenerate = contrast * operations.mean_level(level) + saturation * level
+    return operations.blend(degenerate, x, strength)
+
+
+def turn_grey(x: Tensor, keys: Tensor, *, probability: float) -> Tensor:
     """torchvision's RandomGrayscale."""
-
-    probability: float
-
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        chosen = (uniform(keys, _GREY, 1)[:, 0] < self.probability).to(x.device, non_blocking=True)
-        return torch.where(chosen[:, None, None, None], operations.grey(x), x)
+    chosen = (uniform(keys, _GREY, 1)[:, 0] < probability).to(x.device, non_blocking=True)
+    return torch.where(chosen[:, None, None, None], operations.grey(x), x)
 
 
-class _Blur:
+def blur(x: Tensor, keys: Tensor, *, step: transforms.GaussianBlur, probability: float) -> Tensor:
     """torchvision's GaussianBlur, with a probability."""
-
-    def __init__(self, blur: transforms.GaussianBlur, probability: float) -> None:
-        self.size = int(blur.kernel_size[0])
-        self.low, self.high = blur.sigma
-        self.probability = probability
-
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        u = uniform(keys, _BLUR, 2)
-        sigma = self.low + (self.high - self.low) * u[:, 1]
-        return _on_some(x, u[:, 0] < self.probability, lambda y, s: operations.gaussian_blur(y, s, self.size), sigma)
+    u, (low, high) = uniform(keys, _BLUR, 2), step.sigma
+    blurred = partial(operations.gaussian_blur, size=int(step.kernel_size[0]))
+    return _on_some(x, u[:, 0] < probability, blurred, low + (high - low) * u[:, 1])
 
 
 def _on_some(x: Tensor, chosen: Tensor, operation: Step, strength: Tensor) -> Tensor:
@@ -249,15 +202,6 @@ def _on_some(x: Tensor, chosen: Tensor, operation: Step, strength: Tensor) -> Te
     return x.index_copy_(0, there, operation(x[there], strength[rows].to(x.device, non_blocking=True)))
 
 
-def _make_front(first: Any, flips: list[Any], config: DataConfig, pre: Preprocessing) -> Step:
-    size = (pre.size[1], pre.size[2])
-    if config.rand_crop:
-        return _PlainCrop(flips, size, config.pad or 0)
-    if isinstance(first, RandomResizedCropAndInterpolation):
-        return _ResizedCrop(first, flips, size, config.pad or 0)
-    raise _unbatchable(first)
-
-
 def _make_step(step: Any, pre: Preprocessing) -> Step:
     probability = 1.0
     if isinstance(step, transforms.RandomApply):
@@ -266,14 +210,14 @@ def _make_step(step: Any, pre: Preprocessing) -> Step:
     if isinstance(step, RandAugment | AutoAugment | AugMixAugment):
         return make_policy(step, (pre.size[1], pre.size[2]))
     if isinstance(step, transforms.ColorJitter):
-        return _Jitter(step, probability)
+        return partial(jitter, step=step, probability=probability)
     if isinstance(step, transforms.RandomGrayscale):
-        return _Grey(step.p)
+        return partial(turn_grey, probability=step.p)
     if isinstance(step, transforms.GaussianBlur):
         reach = step.kernel_size[0] // 2
         if reach >= min(pre.size[1:]):
             raise ConfigError(f"data.gaussian_blur_prob needs images of at least {reach + 1} pixels.")
-        return _Blur(step, probability)
+        return partial(blur, step=step, probability=probability)
     raise _unbatchable(step)
 
 

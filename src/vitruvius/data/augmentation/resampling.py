@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,53 +21,43 @@ SUPPORT = {NEAREST: 0.5, BILINEAR: 1.0, BICUBIC: 2.0, BOX: 0.5, HAMMING: 1.0, LA
 FILTERS = {name: kind for kind, name in enumerate(("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"))}
 
 
-def resized_crop(x: Tensor, box: Tensor, filters: Tensor, mirrored: Tensor, plan: Plan) -> Tensor:
+def resized_crop(
+    x: Tensor,
+    box: Tensor,
+    filters: Tensor,
+    mirrored: Tensor,
+    *,
+    size: tuple[int, int],
+    kinds: list[int],
+    taps: tuple[int, int],
+) -> Tensor:
     """The box of each image, resized; as Pillow's crop followed by resize, then mirrored.
 
     x: (B, C, H, W) levels or uint8.
     box: (B, 4) top, left, height, width, whole pixels.
-    filters: (B,) which filter resizes each image, one of `plan.kinds`.
+    filters: (B,) which filter resizes each image, one of `kinds`.
     mirrored: (B, 2) whether the result is mirrored top-bottom and left-right.
-    plan: what is known beforehand: the size of the result, the filters, and how far they reach.
+    size: height and width of the result.
+    taps: how many old pixels a new one may take, down and across, from `taps_of`.
     """
     top, left, tall, wide = box.to(torch.float32).unbind(1)
-    height, width = plan.size
-    down = axis_weights(Axis(top, tall, x.shape[-2], height, plan.taps[0]), filters, plan.kinds, mirrored[:, 0])
-    across = axis_weights(Axis(left, wide, x.shape[-1], width, plan.taps[1]), filters, plan.kinds, mirrored[:, 1])
+    height, width = x.shape[-2:]
+    down = axis_weights(top, tall, filters, mirrored[:, 0], kinds, pixels=height, size=size[0], taps=taps[0])
+    across = axis_weights(left, wide, filters, mirrored[:, 1], kinds, pixels=width, size=size[1], taps=taps[1])
     rows = x.to(torch.float32).flatten(1, 2) @ across.transpose(1, 2)  # (B, C·H, w)
-    rows = to_levels(rows).unflatten(1, (x.shape[1], x.shape[-2]))  # (B, C, H, w)
+    rows = to_levels(rows).unflatten(1, (x.shape[1], height))  # (B, C, H, w)
     return to_levels(down.unsqueeze(1) @ rows)
 
 
-class Plan(NamedTuple):
-    """What a batch of crops has in common."""
-
-    size: tuple[int, int]  # height and width of the result
-    kinds: list[int]  # filters that occur
-    taps: tuple[int, int]  # old pixels that a new one may take, down and across
-
-
-class Axis(NamedTuple):
-    """The crops of a batch along one axis."""
-
-    start: Tensor  # (B,) first pixel
-    length: Tensor  # (B,) pixels
-    pixels: int  # of the old image
-    size: int  # of the new one
-    taps: int  # old pixels that a new one may take
-
-
-def make_plan(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds: list[int]) -> Plan:
+def taps_of(box: Tensor, size: tuple[int, int], pixels: tuple[int, int], kinds: list[int]) -> tuple[int, int]:
     """Look at the boxes (B, 4), on the CPU: the more one is shrunk, the more old pixels a new one takes.
 
     `size` (height, width) of the result, `pixels` of the images; `kinds` are the filters that occur.
     """
     reach = max(SUPPORT[kind] for kind in kinds)
-    taps = []
-    for longest, wanted, have in zip(box[:, 2:].amax(0).tolist(), size, pixels, strict=True):
-        stretch = max(1.0, longest / wanted)
-        taps.append(min(have, math.ceil(2 * reach * stretch) + 1))
-    return Plan(size, kinds, (taps[0], taps[1]))
+    stretch = [max(1.0, longest / wanted) for longest, wanted in zip(box[:, 2:].amax(0).tolist(), size, strict=True)]
+    down, across = (min(have, math.ceil(2 * reach * s) + 1) for have, s in zip(pixels, stretch, strict=True))
+    return down, across
 
 
 def to_levels(x: Tensor) -> Tensor:
@@ -76,9 +65,21 @@ def to_levels(x: Tensor) -> Tensor:
     return x.add_(0.5).floor_().clamp_(0, 255)
 
 
-def axis_weights(axis: Axis, filters: Tensor, kinds: list[int], mirrored: Tensor) -> Tensor:
-    """(B, size, pixels): what each new pixel takes of each old one, along one axis; rows add up to 1."""
-    start, length, pixels, size, taps = axis
+def axis_weights(
+    start: Tensor,
+    length: Tensor,
+    filters: Tensor,
+    mirrored: Tensor,
+    kinds: list[int],
+    *,
+    pixels: int,
+    size: int,
+    taps: int,
+) -> Tensor:
+    """(B, size, pixels): what each of `size` new pixels takes of each old one, along one axis; rows add up to 1.
+
+    start, length: (B,) of the box, in pixels.
+    """
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     out = torch.where(mirrored[:, None], size - out, out)  # (B, size)
     scale = (length / size)[:, None]
