@@ -195,8 +195,14 @@ class Ahead:
 
     def prepare(self, name: Hashable, make: Callable[[], Tensor]) -> None:
         """Begin the chunk `name`, which `make` computes; nothing happens on a CPU, or if it has begun already."""
-        if self.streams and (self.ready is None or self.ready[0] != name):
-            self.ready = name, self._beside(make)
+        if not self.streams or (self.ready is not None and self.ready[0] == name):
+            return
+        module = torch.get_device_module(self.device)
+        if self.stream is None:
+            self.stream = module.Stream(self.device)
+            self.stream.wait_stream(torch.accelerator.current_stream(self.device))  # the images are there
+        with module.stream(self.stream):
+            self.ready = name, make()
 
     def take(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """The chunk `name`, prepared or computed now by `make`."""
@@ -204,21 +210,12 @@ class Ahead:
             return make()
         self.prepare(name, make)
         assert self.ready is not None
-        _, pixels = self.ready
-        self.ready = None
-        current = torch.accelerator.current_stream(self.device)
         assert self.stream is not None
+        (_, pixels), self.ready = self.ready, None
+        current = torch.accelerator.current_stream(self.device)
         current.wait_stream(self.stream)
         pixels.record_stream(current)
         return pixels
-
-    def _beside(self, make: Callable[[], Tensor]) -> Tensor:
-        module = torch.get_device_module(self.device)
-        if self.stream is None:
-            self.stream = module.Stream(self.device)
-            self.stream.wait_stream(torch.accelerator.current_stream(self.device))  # the images are there
-        with module.stream(self.stream):
-            return make()
 
 
 def to_bytes(images: Tensor, channels: int) -> Tensor:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from vitruvius._errors import RunError
+from vitruvius._files import atomic_write_text
 from vitruvius._signals import saving
 from vitruvius.data.identity import changes
 from vitruvius.surgery.base import inner
 from vitruvius.training.config import Keep
 from vitruvius.training.parallel import load_shards, load_statistics, save_shards, statistics_of
-from vitruvius.training.run_folder import KEPT, Run
+from vitruvius.training.run_folder import CALM, KEPT, NONFINITE, Run, verify_checksum
 from vitruvius.training.session import Counters, Session
 
 logger = logging.getLogger(__name__)
@@ -59,19 +60,26 @@ class Checkpoint:
     def save_calm(self) -> None:
         """A state from a time without an alarm, for a rollback."""
         state = self._capture()
-        self.session.process.on_first(lambda: self.run.save_calm(state))
+        self.session.process.on_first(lambda: self.run.write_state(CALM, state))
 
     def load_calm(self) -> bool:
         """Go back to that state; whether there is one."""
-        state = self.session.process.on_first(self.run.load_calm)
+        file = self.run.folder / CALM
+        state = self.session.process.on_first(lambda: verify_checksum(file.read_bytes()) if file.exists() else None)
         if state is not None:
             restore(self.session, state, str(self.run.folder))
         return state is not None
 
     def save_nonfinite(self, note: str) -> None:
         """The record of a loss that is not a number: `note` is JSON text."""
+
+        def write() -> None:
+            atomic_write_text(self.run.folder / "nonfinite.json", note)
+            self.run.write_state(NONFINITE, state)
+            self.run.push()
+
         state = self._capture()
-        self.session.process.on_first(lambda: self.run.save_nonfinite(note, state))
+        self.session.process.on_first(write)
 
     def _capture(self) -> dict[str, Any]:
         """The state; where weights are sharded each process writes its own part of them, and the state names those."""

@@ -37,22 +37,12 @@ logger = logging.getLogger(__name__)
 WHOLE = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-class Replica:
-    """A whole model on every process: processes look at different numbers of images, and sharded ones would wait."""
+def shard(task: TrainingTask, config: Config, process: Process) -> nn.Module | None:
+    """Shard the task's model, and its average; a whole copy of it on every process, for evaluations.
 
-    def __init__(self, model: nn.Module, process: Process) -> None:
-        self.model, self.process = copy.deepcopy(model), process
-
-    def like(self, sharded: nn.Module) -> nn.Module:
-        """The copy with the weights of a sharded model."""
-        state = self.process.broadcast(full_weights(sharded))
-        self.model.load_state_dict(state)
-        self.model.train(sharded.training)
-        return self.model
-
-
-def shard(task: TrainingTask, config: Config, process: Process) -> Replica | None:
-    """Shard the task's model, and its average; None where the recipe does not ask, or there is no group."""
+    In those processes look at different numbers of images, so sharded models would wait for each other. None, and
+    nothing is done, where the recipe does not ask, or there is no group.
+    """
     if config.train.parallel != "fsdp" or not process.grouped:
         return None
     if config.train.clip_mode == "agc" and config.train.clip_grad is not None:
@@ -60,7 +50,7 @@ def shard(task: TrainingTask, config: Config, process: Process) -> Replica | Non
     model, trained = bare(task), task.get_trainable_module()
     if trained is not None and len(list(trained.parameters())) > len(list(model.parameters())):
         raise ConfigError("the task trains weights beside the model's; with it use train.parallel=ddp.")
-    replica = Replica(model, process)
+    replica = copy.deepcopy(model)
     _shard_blocks(model, process)
     if task.has_ema():
         _shard_blocks(bare(task, ema=True), process)

@@ -184,9 +184,8 @@ class Run:
 
     def save_state(self, state: dict[str, Any]) -> None:
         """A new state.pt; what was state.pt becomes state.previous.pt. Killed anywhere, one of them is whole."""
-        self._check_folder()
         new = self.folder / ".state.pt.new.tmp"  # swept when a run resumes
-        atomic_write_bytes(new, add_checksum(state))
+        self.write_state(new.name, state)
         if (self.folder / STATE).exists():
             (self.folder / STATE).replace(self.folder / PREVIOUS)
         new.replace(self.folder / STATE)
@@ -217,21 +216,10 @@ class Run:
             raise CheckpointError(f"{self.folder}: {'; '.join(damaged)}. Delete {self.folder} to start this run again.")
         return None
 
-    def save_calm(self, state: dict[str, Any]) -> None:
-        """Keep a `state` from a time without an alarm, for a rollback."""
+    def write_state(self, name: str, state: dict[str, Any]) -> None:
+        """A state in a file of its own, such as CALM."""
         self._check_folder()
-        atomic_write_bytes(self.folder / CALM, add_checksum(state))
-
-    def load_calm(self) -> dict[str, Any] | None:
-        """The state to come back to, if there is one."""
-        file = self.folder / CALM
-        return verify_checksum(file.read_bytes()) if file.exists() else None
-
-    def save_nonfinite(self, note: str, state: dict[str, Any]) -> None:
-        """What is known of a non-finite loss: `note` is JSON text, `state` that before the update."""
-        atomic_write_text(self.folder / "nonfinite.json", note)
-        atomic_write_bytes(self.folder / NONFINITE, add_checksum(state))
-        self.push()
+        atomic_write_bytes(self.folder / name, add_checksum(state))
 
     # the weights of a state that processes share out: a folder of safetensors, of which each has written its own
 

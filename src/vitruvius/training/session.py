@@ -45,7 +45,6 @@ from vitruvius.training.config import DEFAULT_RATE, Config
 from vitruvius.training.fast_step import StepRecorder
 from vitruvius.training.losses import Means
 from vitruvius.training.parallel import (
-    Replica,
     agree_on_statistics,
     bare,
     batch_norms,
@@ -101,7 +100,7 @@ class Session(Counters):
     means: Means
     fast_step: StepRecorder | None  # compiled blocks and recorded steps, where that is safe
     data_identity: dict[str, Identity]  # of the images trained on, and of those held out
-    replica: Replica | None  # where weights are sharded: a whole copy to evaluate
+    replica: nn.Module | None  # where weights are sharded: a whole copy to evaluate
 
     @property
     def checks_every_loss(self) -> bool:
@@ -125,7 +124,10 @@ class Session(Counters):
     def eval_model(self, *, ema: bool = False) -> nn.Module:
         """The module to evaluate, whole and unwrapped. Every process must call this."""
         wrapped = self.wrapped(ema=ema)
-        return wrapped if self.replica is None else self.replica.like(wrapped)
+        if self.replica is None:
+            return wrapped
+        self.replica.load_state_dict(self.process.broadcast(full_weights(wrapped)))
+        return self.replica.train(wrapped.training)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The whole weights under their own names. Every process must call this."""

@@ -237,8 +237,10 @@ class Operations:
         group = self._groups(chosen[rows], filter_choice[rows])
         order = group.argsort(stable=True)
         rows, group = rows[order], group[order]
-        strength = self._strength(chosen[rows], level[rows], sign[rows], radius[rows])
-        moved = self._run(x[rows.to(x.device, non_blocking=True)], group, strength)
+        strength = self.strengths(chosen[rows], level[rows], sign[rows], radius[rows])
+        matrix = affine_matrices(self.kind[chosen[rows]] - len(OPERATIONS), strength, self.size)
+        settings = torch.cat([strength[:, None], matrix], 1).float()  # (n, 7)
+        moved = self._run(x[rows.to(x.device, non_blocking=True)], group, settings)
         return x.index_copy_(0, rows.to(x.device, non_blocking=True), moved)
 
     def _groups(self, chosen: Tensor, u: Tensor) -> Tensor:
@@ -249,12 +251,6 @@ class Operations:
         axis = torch.tensor([_GROUP[one] for one in _AXES])[(kind - first).clamp(min=0)]
         axis = axis * (filters == resampling.BICUBIC)  # of which a bicubic map alone has so much to look at
         return torch.where(kind < first, kind, first + len(_GROUP) * filters + axis)
-
-    def _strength(self, chosen: Tensor, level: Tensor, sign: Tensor, radius: Tensor) -> Tensor:
-        """(n, 7): the strength, then the affine map of those that have one."""
-        strength = self.strengths(chosen, level, sign, radius)
-        matrix = affine_matrices(self.kind[chosen] - len(OPERATIONS), strength, self.size)
-        return torch.cat([strength[:, None], matrix], 1).float()
 
     def strengths(self, chosen: Tensor, level: Tensor, sign: Tensor, radius: Tensor) -> Tensor:
         """(n,) from three uniform numbers for each image: its level, its sign and, for random blur, its radius."""

@@ -41,54 +41,29 @@ def open_hugging_face(config: DataConfig, split: str, size: Size) -> FileImages:
 @data_source("hfids", after_slash="<owner>/<name>", stream=True)
 def open_streamed_hugging_face(config: DataConfig, split: str, size: Size, *, training: bool, seed: int) -> Stream:
     """A Hugging Face data set that is streamed and never stored."""
-    require("datasets", "hf")
-    try:
-        reader = HubStream(
-            config.dataset.removeprefix("hfids/"),
-            root=config.root,
-            split=split,
-            training=training,
-            batch_size=config.batch_size,
-            num_samples=limit_of(config, training),
-            seed=seed,
-            mode=pil_mode(size[0]),
-        )
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise DataError(f"cannot open {config.dataset} ({split}): {error}") from error
-    return make_stream(config, split, reader)
+    mode = pil_mode(size[0])
+    return make_stream(config, split, lambda: HubStream(config, split, mode, training=training, seed=seed))
 
 
 class HubStream:
     """(PIL image, label) of one split, in the order of its files; for training shuffled, and as often as needed.
 
-    name: of the set on the hub, or a folder of it.
-    root: where `datasets` keeps its cache; None: its default.
-    training: shuffle, and give every worker the same number of images, a multiple of `batch_size`.
-    num_samples: how many images there are, or an upper limit; None: what the set says of itself.
+    config: its `root` is where `datasets` keeps its cache.
     mode: PIL's mode of the images, RGB or L.
+    training: shuffle, and give every worker the same number of images, a multiple of the batch size.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        root: str | None,
-        split: str,
-        training: bool,
-        batch_size: int,
-        num_samples: int | None,
-        seed: int,
-        mode: str,
-    ) -> None:
+    def __init__(self, config: DataConfig, split: str, mode: str, *, training: bool, seed: int) -> None:
         datasets: Any = require("datasets", "hf")
-        builder = datasets.load_dataset_builder(name, cache_dir=root)
-        self.split, self.training, self.batch_size, self.seed, self.mode = split, training, batch_size, seed, mode
+        builder = datasets.load_dataset_builder(config.dataset.removeprefix("hfids/"), cache_dir=config.root)
+        self.split, self.mode, self.training, self.seed = split, mode, training, seed
+        self.batch_size = config.batch_size
         self.stream = builder.as_streaming_dataset(split=split)
         known = (builder.info.splits or {}).get(split)
-        self.num_samples = int(num_samples or (known and known.num_examples) or 0)
+        self.num_samples = int(limit_of(config, training) or (known and known.num_examples) or 0)
         if not self.num_samples:
             key = "train_num_samples" if training else "val_num_samples"
-            raise ValueError(f"{name} does not say how many images {split} holds; say data.{key}.")
+            raise ValueError(f"it does not say how many images {split} holds; say data.{key}.")
         features = self.stream.features or builder.info.features or {}
         names = getattr(features.get(LABEL), "names", None) or []
         self.class_to_idx = {name: number for number, name in enumerate(names)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,15 +86,19 @@ def _open_reader(
 
     shared = {name: getattr(config, name) for name in ("root", "class_map", "batch_size", "download")}
     own = {"split": split, "is_training": training, "num_samples": num_samples, "seed": seed}
+    mode = pil_mode(size[0])
+    return make_stream(
+        config, split, lambda: create_dataset(config.dataset, input_img_mode=mode, **shared, **own).reader
+    )
+
+
+def make_stream(config: DataConfig, split: str, make: Callable[[], Any]) -> Stream:
+    """What `make` makes, a reader of timm's kind, with the number of its classes."""
     try:
-        dataset = create_dataset(config.dataset, input_img_mode=pil_mode(size[0]), **shared, **own)
+        reader = make()
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
-        raise DataError(f"cannot open {config.dataset} ({split}) in {config.root}: {error}") from error
-    return make_stream(config, split, dataset.reader)
-
-
-def make_stream(config: DataConfig, split: str, reader: Any) -> Stream:
-    """A reader of timm's kind with the number of its classes."""
+        place = f" in {config.root}" if config.root else ""
+        raise DataError(f"cannot open {config.dataset} ({split}){place}: {error}") from error
     found = len(getattr(reader, "class_to_idx", None) or ()) or None
     classes = check_num_classes(config, config.dataset, found)
     return Stream(name=f"{config.dataset}/{split}", reader=reader, num_classes=classes)
