@@ -64,8 +64,7 @@ def _on_gpu(files: list[Tensor]) -> list[Tensor]:
     import torchvision.io
 
     decode: Any = torchvision.io.decode_jpeg
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchvision 0.29 says that it will go
+    with warnings.catch_warnings(action="ignore"):  # torchvision 0.29 says that it will go
         images: list[Tensor] = decode(files, mode=torchvision.io.ImageReadMode.RGB, device=choose_device())
     return images
 

@@ -24,7 +24,7 @@ from vitruvius.data._config import DataConfig
 from vitruvius.data.augmentation.erasing import erase, flip, shift
 from vitruvius.data.augmentation.operations import grey
 from vitruvius.data.base import UNREADABLE, AnySet, ImageSet, TensorSet, to_pixels
-from vitruvius.data.order import Endless, Order
+from vitruvius.data.order import Order
 from vitruvius.data.preprocessing import Preprocessing, Transform, resize_pixels
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class TensorLoader(Loader):
     def __init__(
         self,
         data: TensorSet,
-        order: Order | Endless,
+        order: Order,
         pre: Preprocessing,
         config: DataConfig,
         device: torch.device | str,
@@ -299,7 +299,7 @@ def pil_mode(channels: int) -> str:
 class Batches(Sampler[list[tuple[int, int]]]):
     """Lists of (index, key); the loader sets epoch and start."""
 
-    def __init__(self, order: Order | Endless) -> None:
+    def __init__(self, order: Order) -> None:
         self.order, self.epoch, self.start = order, 0, 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -322,7 +322,7 @@ class ImageLoader(Loader):
     def __init__(
         self,
         images: ImageSet,
-        order: Order | Endless,
+        order: Order,
         transform: Transform,
         config: DataConfig,
         *,

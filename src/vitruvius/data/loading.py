@@ -159,7 +159,7 @@ def _stream_loader(
 
 def _training_loaders(
     sets: Sequence[AnySet],
-    orders: Sequence[Order | Endless],
+    orders: Sequence[Order],
     pre: Preprocessing,
     config: DataConfig,
     device: torch.device | str,
@@ -172,7 +172,7 @@ def _training_loaders(
             for one in sets:
                 if not isinstance(one, TensorSet):
                     raise DataError(f"{first.name} is in memory, {one.name} is not; set data.cache=memory.")
-            pairs: list[tuple[Any, Order | Endless]] = list(zip(sets, orders, strict=True))
+            pairs: list[tuple[Any, Order]] = list(zip(sets, orders, strict=True))
             if asked is None:  # padded, flipped and erased
                 alike = {"pad": first.pad, "hflip": first.hflip}
                 return [TensorLoader(replace(one, **alike), order, pre, config, device) for one, order in pairs]

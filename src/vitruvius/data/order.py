@@ -64,21 +64,19 @@ class Order:
         return ids, image_keys(ids, repeats, seed=self.seed, epoch=epoch)
 
 
-class Endless:
+class Endless(Order):
     """One set's share of the mixed batches of one process: `batch_size` images in each of `batches` an epoch.
 
     An endless sequence of permutations, so every image is used equally often, whatever the length of an epoch.
     """
-
-    shuffle = True
 
     def __init__(
         self, ids: Tensor, *, batch_size: int, batches: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
         if not len(ids):
             raise DataError("a data set to be mixed has no images.")
-        self.ids, self.batch_size, self.batches, self.seed = ids, batch_size, batches, seed
-        self.rank, self.world_size = rank, world_size
+        self.batches = batches
+        super().__init__(ids, batch_size=batch_size, shuffle=True, seed=seed, rank=rank, world_size=world_size)
         self._last = (-1, ids)  # one permutation of millions of images lasts for many epochs and takes seconds to make
 
     def __len__(self) -> int:

@@ -513,7 +513,8 @@ class Trainer:
             if self.answered_at is not None and session.elapsed > self.answered_at:
                 set_grace_period(2 * (session.elapsed - self.answered_at))
             self.answered_at = session.elapsed
-        stopping, late = self.stop.asked, self.is_late()
+        minutes = (time.monotonic() - self.saved_at) / 60
+        stopping, late = self.stop.asked, session.process.first and 0 < train.save_minutes <= minutes
         if not alone:
             stopping, late = (looked and session.process.any(flag) for flag in (stopping, late))
         if stopping or late or crossed(train.save_every, before, now):
@@ -529,11 +530,6 @@ class Trainer:
         if self.checkpoint is not None:
             self.checkpoint.save()
         self.saved_at = time.monotonic()
-
-    def is_late(self) -> bool:
-        """Whether the clock asks for a state."""
-        minutes = self.session.config.train.save_minutes
-        return self.session.process.first and 0 < minutes <= (time.monotonic() - self.saved_at) / 60
 
     def leave(self) -> NoReturn:
         place = "" if self.checkpoint is None else f" in {self.checkpoint.run.folder}"

@@ -81,8 +81,7 @@ def save_shards(
     """
     tensors, rest = _shards_of(model, optimizer, average)
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with warnings.catch_warnings():  # that a process alone is alone
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a process alone is alone
         save_distributed(tensors, storage_writer=writer)
     return rest
 
@@ -92,8 +91,7 @@ def load_shards(
 ) -> None:
     """Put back what `save_shards` has written and returned, whichever processes did. Every process must call this."""
     tensors, _ = _shards_of(model, optimizer, average)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         load_distributed(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     dcp.set_model_state_dict(model, tensors["model"])
     if average is not None:

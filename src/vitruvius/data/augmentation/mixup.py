@@ -15,13 +15,7 @@ from vitruvius.data._config import DataConfig
 
 
 class Mixer:
-    """(images, labels) → (mixed images, soft labels (B, K)); the arguments stay as they are.
-
-    mixup: timm's, which mixes a batch.
-    off_epoch: from which on nothing is mixed; 0 means never.
-    seed: of the run.
-    rank: of this process, so that each mixes in its own way.
-    """
+    """(images, labels) → (mixed images, soft labels (B, K)), by timm's `mixup`; the arguments stay as they are."""
 
     def __init__(self, mixup: Any, *, off_epoch: int, seed: int, rank: int) -> None:
         self.mixup, self.off_epoch, self.seed, self.rank = mixup, off_epoch, seed, rank

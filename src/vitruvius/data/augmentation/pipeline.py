@@ -68,21 +68,12 @@ class BatchAugmentation:
     def _finish(self, x: Tensor, keys: Tensor) -> Tensor:
         for step in self.steps:
             x = step(x, keys)
-        return self._erase(x.div_(255), keys)
-
-    def _erase(self, pixels: Tensor, keys: Tensor) -> Tensor:
-        c = self.config
+        pixels, c = x.div_(255), self.config
         rows = erased_rows(keys, c.reprob)
         if not len(rows):
             return pixels
-        there = rows.to(pixels.device, non_blocking=True)
-        erased = erase(
-            pixels[there],
-            keys[rows].to(pixels.device, non_blocking=True),
-            probability=c.reprob,
-            mode=c.remode,
-            count=c.recount,
-        )
+        there, own = (part.to(pixels.device, non_blocking=True) for part in (rows, keys[rows]))
+        erased = erase(pixels[there], own, probability=c.reprob, mode=c.remode, count=c.recount)
         return pixels.index_copy_(0, there, erased)
 
     def _mirrored(self, keys: Tensor) -> Tensor:

@@ -30,11 +30,6 @@ _INF = float("inf")
 _AFFINE = ("rotate", "shear_x", "translate_x", "shear_y", "translate_y")
 _AXES = (None, -1, -1, -2, -2)  # along which each of them moves pixels
 _GROUP = {None: 0, -1: 1, -2: 2}
-_PILLOW = {
-    Image.Resampling.NEAREST: resampling.NEAREST,
-    Image.Resampling.BILINEAR: resampling.BILINEAR,
-    Image.Resampling.BICUBIC: resampling.BICUBIC,
-}
 
 OPERATIONS: dict[str, Operation] = {
     "autocontrast": operations.autocontrast,
@@ -323,10 +318,11 @@ def _settings(operations: Sequence[AugmentOp]) -> tuple[list[int], tuple[int, ..
     settings = operations[0].kwargs
     filters = settings["resample"]
     filters = filters if isinstance(filters, tuple | list) else (filters,)
-    if not _PILLOW.keys() >= set(filters):
+    kinds = [resampling.FILTERS[Image.Resampling(one).name.lower()] for one in filters]
+    if max(kinds) > resampling.BICUBIC:
         expected = "data.train_interpolation = nearest, bilinear, bicubic or random"
         raise ConfigError(f"data.aa turns and shears images, which needs {expected}.")
-    return [_PILLOW[one] for one in filters], tuple(settings["fillcolor"])
+    return kinds, tuple(settings["fillcolor"])
 
 
 def _table(pieces: Sequence[Any], name: str, default: float = 0.0) -> Tensor:

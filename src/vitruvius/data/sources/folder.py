@@ -25,6 +25,8 @@ class FileImages:
 
     def __init__(self, dataset: Any, name: str, num_classes: int) -> None:
         self.reader, self.name, self.num_classes = dataset.reader, name, num_classes
+        samples = getattr(self.reader, "samples", None)
+        self.samples: list[tuple[str, int]] | None = samples if isinstance(samples, list) else None
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -37,14 +39,12 @@ class FileImages:
     @property
     def paths(self) -> list[str] | None:
         """The file of every image, where each has one."""
-        samples = getattr(self.reader, "samples", None)
-        return [path for path, _ in samples] if isinstance(samples, list) else None
+        return None if self.samples is None else [path for path, _ in self.samples]
 
     @property
     def labels(self) -> list[int] | None:
         """Where they are known without reading the images."""
-        samples = getattr(self.reader, "samples", None)
-        return [label for _, label in samples] if isinstance(samples, list) else None
+        return None if self.samples is None else [label for _, label in self.samples]
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         file, label = self._open(index)
@@ -60,8 +60,7 @@ class FileImages:
             return file.read(), as_label(label)
 
     def _open(self, index: int) -> tuple[Any, Any]:
-        samples = getattr(self.reader, "samples", None)
-        if isinstance(samples, list) and not os.path.isfile(samples[index][0]):  # noqa: PTH113 (many)
+        if self.samples is not None and not os.path.isfile(self.samples[index][0]):  # noqa: PTH113 (many)
             raise OSError("it is no file, but a pipe, a folder or a link that leads nowhere")
         return self.reader[index]
 
