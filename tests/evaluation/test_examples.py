@@ -17,7 +17,7 @@ from vitruvius.attacks.pgd import PGD
 from vitruvius.attacks.square import Square
 from vitruvius.cli import main
 from vitruvius.data import DataConfig, eval_loader
-from vitruvius.data.classes import robustbench_names
+from vitruvius.data.classes import ROBUSTBENCH, subset_names
 from vitruvius.evaluation import evaluate
 from vitruvius.evaluation import examples as examples_module
 from vitruvius.evaluation.examples import draw_examples, make_examples, save_examples
@@ -165,7 +165,7 @@ def test_a_file_that_is_no_image_set_is_refused(tmp_path: Path, tensors: dict[st
 
 
 def test_robustbench_s_list_has_five_thousand_images() -> None:
-    names = robustbench_names()
+    names = subset_names(ROBUSTBENCH)
     assert len(set(names)) == 5000
     assert names[0] == "ILSVRC2012_val_00015253.JPEG"
     with pytest.raises(DataError, match="by file name; digits has none"):

@@ -40,16 +40,11 @@ def subset_ids(name: str, data: Any) -> Tensor:
 def subset_names(name: str) -> list[str]:
     """The file names of a list: RobustBench's, or the lines of a text file."""
     if name == ROBUSTBENCH:
-        return robustbench_names()
+        numbers = " ".join(_packaged("robustbench_imagenet.txt")).split()
+        return [f"ILSVRC2012_val_{int(number):08d}.JPEG" for number in numbers]
     if Path(name).is_file():
         return [Path(line).name for line in _lines(Path(name).read_text(encoding="utf-8"))]
     raise DataError(f"data.subset={name!r} is neither {ROBUSTBENCH!r} nor a text file with one file name per line.")
-
-
-def robustbench_names() -> list[str]:
-    """File names of RobustBench's ImageNet images."""
-    numbers = " ".join(_packaged("robustbench_imagenet.txt")).split()
-    return [f"ILSVRC2012_val_{int(number):08d}.JPEG" for number in numbers]
 
 
 def class_names(name: str) -> list[str]:

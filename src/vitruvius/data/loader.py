@@ -241,7 +241,7 @@ class Sample(NamedTuple):
 class Collated(NamedTuple):
     """The readable images of a batch, and (index, reason) of the others."""
 
-    images: Tensor | None  # uint8 (B, C, H, W), or (S·B, C, H, W)
+    images: Tensor  # uint8 (B, C, H, W), or (S·B, C, H, W); empty where none could be read
     labels: Tensor
     ids: Tensor
     broken: list[tuple[int, str]]
@@ -281,7 +281,7 @@ def collate(samples: list[Sample]) -> Collated:
     ids = torch.tensor([sample.id for sample in readable], dtype=torch.int64)
     images = [sample.image for sample in readable if sample.image is not None]
     if not images:
-        return Collated(None, labels, ids, broken)
+        return Collated(torch.empty(0), labels, ids, broken)
     if images[0].dim() == 3:
         return Collated(torch.stack(images), labels, ids, broken)
     splits = len(images[0])
@@ -352,21 +352,18 @@ class ImageLoader(Loader):
         self._batches.epoch, self._batches.start = self.epoch, self.start_batch
         already = len(self.broken)
         for batch in self._loader:
-            self._note(batch.broken)
+            for index, reason in batch.broken:
+                image = self.images.describe(index)
+                if self.config.broken == "error":
+                    advice = "Repair or remove it, or skip such images with data.broken=skip."
+                    raise DataError(f"{image} cannot be decoded ({reason}). {advice}")
+                if image not in self.broken:
+                    self.broken.append(image)
             check_labels(batch.labels, where=f"{self.name}: the")
-            images = torch.empty(0) if batch.images is None else batch.images.to(self.device, non_blocking=True)
+            images = batch.images.to(self.device, non_blocking=True)
             yield images if self.raw else to_pixels(images), batch.labels.to(self.device), batch.ids
         if new := self.broken[already:]:
             logger.warning("skipped %d broken image(s) of %s: %s", len(new), self.name, ", ".join(new))
-
-    def _note(self, broken: list[tuple[int, str]]) -> None:
-        for index, reason in broken:
-            image = self.images.describe(index)
-            if self.config.broken == "error":
-                advice = "Repair or remove it, or skip such images with data.broken=skip."
-                raise DataError(f"{image} cannot be decoded ({reason}). {advice}")
-            if image not in self.broken:
-                self.broken.append(image)
 
 
 class MixedLoader(Loader):

@@ -200,12 +200,10 @@ class Sweep:
                 if has_time:
                     yield name
 
-        def look(text: str) -> None:
-            progress(done, len(self.chosen), text)
-
         command = [sys.executable, "-m", "vitruvius", "sweep", self.file, *self.overrides, "--run"]
         logs = (local_path(self.folder) if is_url(self.folder) else Path(self.folder)) / "logs"
-        with contextlib.closing(in_processes(command, names(), jobs, logs, look)) as ended:
+        started = in_processes(command, names(), jobs, logs, lambda text: progress(done, len(self.chosen), text))
+        with contextlib.closing(started) as ended:
             for name, outcome, seconds in ended:
                 done += 1
                 self._note(waiting[name], outcome, seconds)
