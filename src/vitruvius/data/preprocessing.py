@@ -66,7 +66,7 @@ def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
     """timm's training transform up to uint8, with our padding, rotation and erasing; mixing follows on batches."""
     from torchvision import transforms
 
-    made = _timm_transform(config, pre)
+    made = timm_transform(config, pre)
     if config.no_aug:
         return made
     (first, *flips), colours, last = (part.transforms for part in made)
@@ -87,14 +87,11 @@ def train_transform(config: DataConfig, pre: Preprocessing) -> Transform:
     return Splits(compose(shared), compose(last), compose(augmented), count=config.aug_splits)
 
 
-def training_steps(config: DataConfig, pre: Preprocessing) -> tuple[list[Any], list[Any]]:
-    """timm's steps for one image: crop and flips, then colours; without padding, rotation and erasing."""
-    shared, colours, _ = (part.transforms for part in _timm_transform(config, pre))
-    return list(shared), list(colours)
+def timm_transform(config: DataConfig, pre: Preprocessing) -> Any:
+    """timm's steps for one image, without padding, rotation and erasing.
 
-
-def _timm_transform(config: DataConfig, pre: Preprocessing) -> Any:
-    """One transform, or three (shared, colours, last) unless the recipe asks for no augmentation."""
+    One transform, or three (crop and flips, colours, last) unless the recipe asks for no augmentation.
+    """
     from timm.data import create_transform
 
     shared = ("no_aug", "train_crop_mode", "scale", "ratio", "vflip", "color_jitter_prob", "grayscale_prob")

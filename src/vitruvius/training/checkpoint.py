@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitruvius._errors import RunError
 from vitruvius._files import atomic_write_text
@@ -87,7 +87,7 @@ class Checkpoint:
         state = capture(session)
         if session.is_sharded:
             folder = process.on_first(self.run.new_shards)
-            state["optimizer"] = save_shards(session.model, session.optimizer, average_of(session), folder)
+            state["optimizer"] = save_shards(session.model, session.optimizer, session.modules().get("ema"), folder)
             state["shards"] = process.on_first(lambda: self.run.checksums_of(folder))
         return state
 
@@ -164,10 +164,8 @@ def capture(session: Session) -> dict[str, Any]:
     if task.has_ema():
         state["task_ema"] = on_cpu(task.get_task_state(ema=True))
     if process.world_size > 1:  # running statistics, which processes do not share between evaluations
-        statistics = {"model": on_cpu(statistics_of(session.wrapped()))}
-        if task.has_ema():
-            statistics["ema"] = on_cpu(statistics_of(session.wrapped(ema=True)))
-        state["statistics"] = process.gather(statistics)
+        of_this = {name: on_cpu(statistics_of(module)) for name, module in session.modules().items()}
+        state["statistics"] = process.gather(of_this)
     return state
 
 
@@ -180,16 +178,16 @@ def restore(session: Session, state: dict[str, Any], source: str) -> None:
         state = shared_out(state, session)
     if session.is_sharded:
         folder = (Path(source) / next(iter(state["shards"]))).parent
-        load_shards(session.model, session.optimizer, average_of(session), folder, state["optimizer"])
+        load_shards(session.model, session.optimizer, session.modules().get("ema"), folder, state["optimizer"])
     else:
-        for name in ("model", "ema") if task.has_ema() else ("model",):
-            inner(session.wrapped(ema=name == "ema")).load_state_dict(state[name])
+        for name, module in session.modules().items():
+            inner(module).load_state_dict(state[name])
         session.optimizer.load_state_dict(state["optimizer"])
     if task.has_ema():
         task.load_task_state(state["task_ema"] or None, ema=True)
     if "statistics" in state:
         for name, values in state["statistics"][process.rank].items():
-            load_statistics(session.wrapped(ema=name == "ema"), values)
+            load_statistics(session.modules()[name], values)
     task.load_task_state(state["task"][process.rank] or None)
     session.scaler.load_state_dict(state["scaler"])
     session.means.load(state["means"])
@@ -199,11 +197,6 @@ def restore(session: Session, state: dict[str, Any], source: str) -> None:
     if state["plateau"] is not None:
         session.scheduler.lr_scheduler.load_state_dict(state["plateau"]["inside"])
         session.scheduler.restore_lr = state["plateau"]["restore_lr"]
-
-
-def average_of(session: Session) -> nn.Module | None:
-    """The running average of the weights, if the recipe keeps one."""
-    return session.wrapped(ema=True) if session.task.has_ema() else None
 
 
 def shared_out(state: dict[str, Any], session: Session) -> dict[str, Any]:

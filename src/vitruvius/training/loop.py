@@ -423,7 +423,9 @@ class Trainer:
         with nullcontext() if self.ends_group(number) else session.task.no_sync():
             with session.autocast():
                 result: Numbers = session.task(x, y)
-            if session.checks_every_loss and not is_finite(session.process, result["loss"]):
+            # looking at every loss costs nothing where one process trains on a CPU
+            looks = session.process.world_size == 1 and session.process.device.type == "cpu"
+            if looks and session.config.train.nonfinite == "stop" and not is_finite(session.process, result["loss"]):
                 self.losses.add(number, result["loss"], self.ids)
                 self.raise_if_nonfinite()  # before it has reached the weights
             session.scaler.scale(result["loss"] / group).backward()

@@ -103,12 +103,6 @@ class Session(Counters):
     replica: nn.Module | None  # where weights are sharded: a whole copy to evaluate
 
     @property
-    def checks_every_loss(self) -> bool:
-        """Whether looking at every loss costs nothing: one process on a CPU."""
-        alone = self.process.world_size == 1 and self.process.device.type == "cpu"
-        return alone and self.config.train.nonfinite == "stop"
-
-    @property
     def is_sharded(self) -> bool:
         """Whether processes share the weights out, and save each their own part."""
         return self.config.train.parallel == "fsdp"
@@ -117,13 +111,14 @@ class Session(Counters):
         dtype = PRECISIONS.get(self.config.train.precision)
         return nullcontext() if dtype is None else torch.autocast(self.process.device.type, dtype)
 
-    def wrapped(self, *, ema: bool = False) -> nn.Module:
-        """The module that is trained (or its average), out of DDP and the compiler."""
-        return bare(self.task, ema=ema)
+    def modules(self) -> dict[str, nn.Module]:
+        """The module that is trained and its average, if there is one, by their names in a state."""
+        names = ("model", "ema") if self.task.has_ema() else ("model",)
+        return {name: bare(self.task, ema=name == "ema") for name in names}
 
     def eval_model(self, *, ema: bool = False) -> nn.Module:
         """The module to evaluate, whole and unwrapped. Every process must call this."""
-        wrapped = self.wrapped(ema=ema)
+        wrapped = bare(self.task, ema=ema)
         if self.replica is None:
             return wrapped
         self.replica.load_state_dict(self.process.broadcast(full_weights(wrapped)))
@@ -131,13 +126,13 @@ class Session(Counters):
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The whole weights under their own names. Every process must call this."""
-        wrapped = inner(self.wrapped(ema=ema))
+        wrapped = inner(bare(self.task, ema=ema))
         return wrapped.state_dict() if self.replica is None else full_weights(wrapped)
 
     def agree_on_statistics(self) -> None:
         """Make the running statistics of batch norms the same everywhere. Every process must call this."""
-        for ema in (False, True) if self.task.has_ema() else (False,):
-            agree_on_statistics(self.wrapped(ema=ema), self.config.train.dist_bn, self.process)
+        for module in self.modules().values():
+            agree_on_statistics(module, self.config.train.dist_bn, self.process)
 
 
 def open_session(config: Config, process: Process, *, fresh: bool = True) -> Session:

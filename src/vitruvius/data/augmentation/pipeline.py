@@ -24,7 +24,7 @@ from vitruvius.data._config import DataConfig
 from vitruvius.data.augmentation import operations, resampling
 from vitruvius.data.augmentation.erasing import HFLIP, VFLIP, erase, erased_rows
 from vitruvius.data.augmentation.policies import make_policy
-from vitruvius.data.preprocessing import Preprocessing, training_steps
+from vitruvius.data.preprocessing import Preprocessing, timm_transform
 
 Step = Callable[[Tensor, Tensor], Tensor]  # (levels, keys (B,) on the CPU) → levels; may overwrite its input
 
@@ -43,7 +43,7 @@ class BatchAugmentation:
             raise ConfigError("data.no_aug forbids augmentation.")
         if pre.size[0] not in (1, 3):
             raise ConfigError(f"augmentation in batches needs grey or colour images, not {pre.size[0]} channels.")
-        (crop, *_), steps = training_steps(config, pre)
+        (crop, *_), steps, _ = (part.transforms for part in timm_transform(config, pre))
         if not isinstance(crop, RandomResizedCropAndInterpolation):
             raise _unbatchable(crop)
         self.config, self.crop, self.size = config, crop, pre.size[1:]
