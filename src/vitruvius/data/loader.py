@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from vitruvius._checks import check_labels
 from vitruvius._errors import DataError
@@ -296,23 +296,6 @@ def pil_mode(channels: int) -> str:
     return modes[channels]
 
 
-class Batches(Sampler[list[tuple[int, int]]]):
-    """Lists of (index, key); the loader sets epoch and start."""
-
-    def __init__(self, order: Order) -> None:
-        self.order, self.epoch, self.start = order, 0, 0
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        ids, keys = self.order.epoch(self.epoch)
-        items = list(zip(ids.tolist(), keys.tolist(), strict=True))
-        size = self.order.batch_size
-        for begin in range(self.start * size, len(items), size):
-            yield items[begin : begin + size]
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-
 class ImageLoader(Loader):
     """Batches decoded by worker processes, which hand over uint8; broken images are skipped with a list, or an error.
 
@@ -332,7 +315,7 @@ class ImageLoader(Loader):
     ) -> None:
         super().__init__(images.name, len(order.ids), images.num_classes, device)
         self.images, self.order, self.config, self.raw = images, order, config, raw
-        self._batches = Batches(order)
+        self._batches: list[list[tuple[int, int]]] = []  # of (index, key): what is left of this epoch
         # one batch would be waited for all the same
         workers = min(config.workers, usable_cores(), len(order)) if len(order) > 1 else 0
         self._loader = DataLoader(
@@ -349,7 +332,9 @@ class ImageLoader(Loader):
         return len(self.order)
 
     def every_batch(self) -> Iterator[BatchWithIds]:
-        self._batches.epoch, self._batches.start = self.epoch, self.start_batch
+        ids, keys = self.order.epoch(self.epoch)
+        items, size = list(zip(ids.tolist(), keys.tolist(), strict=True)), self.order.batch_size
+        self._batches[:] = [items[start : start + size] for start in range(self.start_batch * size, len(items), size)]
         already = len(self.broken)
         for batch in self._loader:
             for index, reason in batch.broken:
