@@ -91,7 +91,7 @@ def test_apgd_t_tries_other_classes_in_the_order_of_their_logits() -> None:
     with torch.no_grad():
         logits = net(x)
     y = logits.argmax(1)
-    targets = torch.stack([attempt.target for attempt in APGDTargeted(eps=0.1).attempts(net, x, y)], 1)
+    targets = APGDTargeted(eps=0.1).targets_of(net, x, y).T
     assert targets.shape == (5, 3)  # nine were asked for, there are three
     assert torch.equal(targets, logits.argsort(1, descending=True)[:, 1:])
 
@@ -159,7 +159,7 @@ def test_malt_tries_classes_in_the_order_of_their_distance_by_the_gradient(norm:
             distances[k] = float(gap.detach()) / float(torch.linalg.vector_norm(grad.flatten(), order))
         expected.append(sorted(distances, key=distances.__getitem__)[:3])
     with torch.no_grad():
-        chosen = APGDMalt(eps=0.1, norm=norm, targets=3, batch_size=2).choose_targets(net, x, y)
+        chosen = APGDMalt(eps=0.1, norm=norm, targets=3, batch_size=2).targets_of(net, x, y).T
     assert chosen.tolist() == expected
 
 

@@ -16,7 +16,6 @@ from vitruvius.attacks.noise import UniformNoise
 from vitruvius.attacks.norms import L1, L2
 from vitruvius.attacks.square import (
     Square,
-    SquareDraws,
     bump,
     bump_proposals,
     paint,
@@ -47,7 +46,7 @@ def test_with_the_released_draws_the_search_is_the_released_one(case: dict[str, 
     for query, (place, signs) in enumerate(zip(tensors[f"{name}.pos"], tensors[f"{name}.signs"], strict=True)):
         row, column = (p.expand(count, 1) for p in place)
         side = squares.sides[query].expand(count, 1)
-        draws = SquareDraws(*spans(x, row, column, side), signs.view(1, -1, 1, 1))
+        draws = (*spans(x, row, column, side), signs.view(1, -1, 1, 1))
         state = attack.judge(net, state, squares.propose(x, state.best, draws)[None])
     torch.testing.assert_close(state.best, tensors[f"{name}.x_best"], rtol=0, atol=1e-12)
     assert state.query.tolist() == tensors[f"{name}.n_queries"].tolist()

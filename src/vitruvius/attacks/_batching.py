@@ -8,8 +8,8 @@ Several attempts (restarts, targets) follow one another, on the images that are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -144,10 +144,26 @@ def take_chunk(attempts: list[T], room: int, images: int) -> tuple[list[T], list
     return attempts[:count], attempts[count:]
 
 
-def name_attempts(first: int, together: int, attempts: int) -> str:
-    """Which attempts run, from 0, in words: `run 3 of 9`."""
-    if attempts == 1:
-        return ""
-    if together == 1:
-        return f"run {first + 1} of {attempts}"
-    return f"runs {first + 1} to {first + together} of {attempts} side by side"
+class Attempt(NamedTuple):
+    """One search for every image that is not fooled yet."""
+
+    number: int  # among all attempts, for the dice
+    target: Tensor  # (B,) for all images; the labels where there is no target
+    restart: int  # 0: the first with this target
+
+
+def attempts_in_turn(
+    targets: Iterable[Tensor], restarts: int, room: int, images_left: Callable[[], Tensor]
+) -> Iterator[tuple[Tensor, list[Attempt], int, str]]:
+    """Attempts on the images that are left: these images, attempts that run side by side, chunks to come, and words.
+
+    `targets` (B,) are tried `restarts` times each, as many in one chunk as fit into `room` rows.
+    """
+    pairs = [(target, restart) for target in targets for restart in range(restarts)]
+    left = [Attempt(number, *pair) for number, pair in enumerate(pairs)]
+    while left and len(rows := images_left()):
+        chunk, left = take_chunk(left, room, len(rows))
+        first, last = chunk[0].number + 1, chunk[-1].number + 1
+        words = f"run {first}" if first == last else f"runs {first} to {last}"
+        words = f"{words} of {len(pairs)}{' side by side' if first < last else ''}" if len(pairs) > 1 else ""
+        yield rows, chunk, math.ceil(len(left) / len(chunk)), words

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from vitruvius._errors import ConfigError
 from vitruvius._progress import Progress, part_of
 from vitruvius._random import Dice
 from vitruvius.attacks._auto_pgd_l1 import SparseAscent
-from vitruvius.attacks._batching import BestSoFar, name_attempts, search_in_batches, take_chunk
+from vitruvius.attacks._batching import BestSoFar, attempts_in_turn, search_in_batches
 from vitruvius.attacks._compiled import CompiledStep
 from vitruvius.attacks._models import Searched, full_precision, loss_and_grad, progress_of
 from vitruvius.attacks.base import Attack, Cost, Model, attacks
@@ -33,16 +33,9 @@ MOMENTUM = 0.25
 REQUIRED_RISES = 0.75  # share of the steps between checkpoints that must raise the loss
 
 
-class Attempt(NamedTuple):
-    """One ascent for every image that is not fooled yet."""
-
-    number: int  # among all attempts, for the dice
-    target: Tensor  # (B,) for all images; the labels where the loss has no target
-
-
 @dataclass(frozen=True, kw_only=True)
 class AutoPGD(Attack):
-    """Auto-PGD with a loss and a list of attempts still to be named."""
+    """Auto-PGD with a loss and targets still to be named."""
 
     steps: int = 100
     restarts: int = 1
@@ -55,9 +48,9 @@ class AutoPGD(Attack):
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         """What is maximised, (B,)."""
 
-    @abstractmethod
-    def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
-        """The attempts, in order."""
+    def targets_of(self, model: Model, x: Tensor, y: Tensor) -> Iterable[Tensor]:
+        """Classes (B,) to aim at, one after the other; the labels where the loss has no target."""
+        return [y]
 
     def search(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor | None = None) -> Tensor:
         """Attempt after attempt, from `start` where one is given, else from random points.
@@ -66,20 +59,17 @@ class AutoPGD(Attack):
         """
         y = hard_labels(y)
         best = BestSoFar(x)
-        attempts = list(self.attempts(model, x, y))
-        number, size, made = len(attempts), self.batch_size or len(x), 0
-        while attempts and len(rows := best.not_fooled()):
-            first = number - len(attempts)
-            chunk, attempts = take_chunk(attempts, size, len(rows))
+        size, made = self.batch_size or len(x), 0
+        targets = self.targets_of(model, x, y)
+        for rows, chunk, more, words in attempts_in_turn(targets, self.restarts, size, best.not_fooled):
             many = rows.repeat(len(chunk))
-            targets = torch.cat([attempt.target[rows] for attempt in chunk])
+            target = torch.cat([attempt.target[rows] for attempt in chunk])
             numbers = rows.new_tensor([attempt.number for attempt in chunk]).repeat_interleave(len(rows))
             begin = None if start is None else start[many]
             most = math.ceil(len(many) / size) * sum(ascent.steps + 1 for ascent in self._ascents(begin))
-            later = math.ceil(len(attempts) / len(chunk)) * most
-            progress = part_of(progress_of(model), made, later, name_attempts(first, len(chunk), number))
-            ends = self._ascend(model, x[many], y[many], targets, dice[many], numbers, begin, progress)
-            made += ends.steps
+            progress = part_of(progress_of(model), made, more * most, words)
+            ends, steps = self._ascend(model, x[many], y[many], target, dice[many], numbers, begin, progress)
+            made += steps
             best.offer_attempts(rows, ends.point, ends.fooled, ends.loss)
         return best.x
 
@@ -103,19 +93,46 @@ class AutoPGD(Attack):
         number: Tensor,
         start: Tensor | None,
         progress: Progress,
-    ) -> Ends:
-        """One ascent; in L1 several, each from where the last one ended."""
+    ) -> tuple[Ends, int]:
+        """One ascent; in L1 several, each from where the last one ended. Also how many steps of a batch were made.
+
+        In a faster view of a model, an ascent continues until the model itself is fooled.
+        """
+        verifier = model.verifier if isinstance(model, Searched) else None
+        ends = Ends(x.clone(), x.clone(), x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool))
+        every = torch.arange(len(x), device=x.device)
+
+        def ascend(rules: Ascent | SparseAscent, before: Tensor | None, progress: Progress) -> int:
+            def begin(rows: Tensor) -> Any:
+                if before is None:
+                    first = rules.start(x[rows], dice[rows], number[rows])
+                else:
+                    first = rules.restart(x[rows], before[rows])
+                return rules.begin(x[rows], y[rows], target[rows], first)
+
+            def finish(rows: Tensor, end: Any) -> Tensor:
+                fooled = end.fooled
+                if verifier is not None:
+                    fooled = fooled & (end.iteration <= rules.steps)  # the view's last step is not confirmed
+                ends.point[rows] = torch.where(per_image(end.fooled, x), end.seen, end.best)
+                ends.best[rows] = end.best
+                ends.loss[rows] = end.best_loss.to(ends.loss)  # of a model that answers in float64
+                ends.fooled[rows] = fooled
+                return fooled
+
+            confirm = None if verifier is None else partial(_confirmed, verifier, rules.steps)
+            advance, steps = partial(rules.advance, model), rules.steps + 1
+            return search_in_batches(
+                every, begin, advance, finish, self.batch_size, confirm, steps=steps, progress=progress
+            )
+
         ascents = self._ascents(start)
         turns = math.ceil(len(x) / (self.batch_size or len(x)))
         made = 0
-        for place, ascent in enumerate(ascents):
+        for place, rules in enumerate(ascents):
             later = turns * sum(further.steps + 1 for further in ascents[place + 1 :])
-            starts = _starts(ascent, x, dice, number, start)
-            part = part_of(progress, made, later)
-            ends = run_ascents(model, ascent, x, y, target, starts, self.batch_size, part)
-            made += ends.steps
-            start = ends.best
-        return ends._replace(steps=made)
+            made += ascend(rules, ends.best if place else start, part_of(progress, made, later))
+        return ends, made
 
     def _ascents(self, start: Tensor | None) -> Sequence[Ascent | SparseAscent]:
         """One; in L1 three, in balls of 3, 2 and 1 times the radius, of which only the last may stop early.
@@ -157,21 +174,8 @@ class APGD(AutoPGD):
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, y)
 
-    def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
-        for number in range(self.restarts):
-            yield Attempt(number, y)
-
     def _name_of_dice(self) -> str:
         return f"apgd-{self.loss}"
-
-
-def _starts(
-    rules: Ascent | SparseAscent, x: Tensor, dice: Dice, number: Tensor, before: Tensor | None
-) -> Callable[[Tensor], Tensor]:
-    """Where the images of some rows begin: at random, or at the nearest point of the ball to where they were before."""
-    if before is None:
-        return lambda rows: rules.start(x[rows], dice[rows], number[rows])
-    return lambda rows: rules.restart(x[rows], before[rows])
 
 
 class Ends(NamedTuple):
@@ -181,46 +185,6 @@ class Ends(NamedTuple):
     best: Tensor  # of highest loss
     loss: Tensor  # (N,) the highest
     fooled: Tensor  # (N,) bool
-    steps: int = 0  # of a batch, that were made
-
-
-def run_ascents(
-    model: Model,
-    rules: Ascent | SparseAscent,
-    x: Tensor,
-    y: Tensor,
-    target: Tensor,
-    start: Callable[[Tensor], Tensor],
-    batch_size: int | None,
-    progress: Progress,
-) -> Ends:
-    """Ascend from `start(rows)` for all N images, at most `batch_size` at once.
-
-    In a faster view of a model, an ascent continues until the model itself is fooled.
-    """
-    ends = Ends(x.clone(), x.clone(), x.new_zeros(len(x)), y.new_zeros(len(x), dtype=torch.bool))
-    verifier = model.verifier if isinstance(model, Searched) else None
-    confirm = None if verifier is None else partial(_confirmed, verifier, rules.steps)
-
-    def begin(rows: Tensor) -> Any:
-        return rules.begin(x[rows], y[rows], target[rows], start(rows))
-
-    def finish(rows: Tensor, end: Any) -> Tensor:
-        fooled = end.fooled
-        if verifier is not None:
-            fooled = fooled & (end.iteration <= rules.steps)  # what fooled the view at the last step is not confirmed
-        ends.point[rows] = torch.where(per_image(end.fooled, x), end.seen, end.best)
-        ends.best[rows] = end.best
-        ends.loss[rows] = end.best_loss.to(ends.loss)  # of a model that answers in float64
-        ends.fooled[rows] = fooled
-        return fooled
-
-    every = torch.arange(len(x), device=x.device)
-    advance = partial(rules.advance, model)
-    steps = search_in_batches(
-        every, begin, advance, finish, batch_size, confirm, steps=rules.steps + 1, progress=progress
-    )
-    return ends._replace(steps=steps)
 
 
 def _confirmed(verifier: Model, steps: int, state: Any) -> Tensor:

@@ -7,6 +7,7 @@ can reach; the norm is the dual one of the ball. B images, C candidates, T targe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +33,13 @@ class APGDMalt(APGDTargeted):
 
     candidates: int = 100
 
-    def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
+    def targets_of(self, model: Model, x: Tensor, y: Tensor) -> Iterable[Tensor]:
         likeliest = likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.candidates)  # (B, C)
         size = self.batch_size or len(x)
         parts = zip(x.split(size), y.split(size), likeliest.split(size), strict=True)
         distances = torch.cat([self._distances(model, *part) for part in parts])  # (B, C)
         order = distances.argsort(dim=1, stable=True)[:, : self.targets]
-        return likeliest.gather(1, order)
+        return likeliest.gather(1, order).T
 
     def _distances(self, model: Model, x: Tensor, y: Tensor, candidates: Tensor) -> Tensor:
         """(B, C) to the linearised boundaries; negative where the model is wrong already."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from vitruvius.attacks._models import logits_in_batches
-from vitruvius.attacks.apgd import Attempt, AutoPGD
+from vitruvius.attacks.apgd import AutoPGD
 from vitruvius.attacks.base import Model, attacks
 from vitruvius.attacks.losses import TARGETED_DLR, TargetedLoss, likeliest_classes
 
@@ -34,14 +34,8 @@ class APGDTargeted(AutoPGD):
     def objective(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, y, target)
 
-    def attempts(self, model: Model, x: Tensor, y: Tensor) -> Iterator[Attempt]:
-        for rank, target in enumerate(self.choose_targets(model, x, y).T):
-            for restart in range(self.restarts):
-                yield Attempt(rank * self.restarts + restart, target)
-
-    def choose_targets(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
-        """(B, T) wrong classes, in the order in which they are tried."""
-        return likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets)
+    def targets_of(self, model: Model, x: Tensor, y: Tensor) -> Iterable[Tensor]:
+        return likeliest_classes(logits_in_batches(model, x, self.batch_size), y, self.targets).T
 
     def _name_of_dice(self) -> str:
         return f"apgd-targeted-{self.loss}"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitruvius._progress import Progress, part_of
 from vitruvius._random import Dice
-from vitruvius.attacks._batching import BestSoFar, name_attempts, search_in_batches, take_chunk
+from vitruvius.attacks._batching import BestSoFar, attempts_in_turn, search_in_batches
 from vitruvius.attacks._models import (
     full_precision,
     logits_in_batches,
@@ -40,14 +40,6 @@ from vitruvius.attacks.norms import Norm, in_order, per_image
 IMAGE_WEIGHT = 0.1  # largest weight of the image's own projection
 OVERSHOOT = 1.05  # of steps beyond the linearised boundary
 BACKWARD = 0.9  # toward the image, from points that fool the model
-
-
-class Attempt(NamedTuple):
-    """One boundary search for every image that is not fooled yet."""
-
-    number: int  # among all attempts, for the dice
-    target: Tensor  # (B,)
-    restart: int  # 0: from the image itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +71,19 @@ class FastAdaptiveBoundary(Attack):
         right = (logits.argmax(1) == y).nonzero().squeeze(1)
         best = BestSoFar(x)
         best.offer(x, logits.argmax(1) != y, x.new_full((len(x),), -torch.inf))
-        attempts = self._attempts(logits, y)
-        number, size, made = len(attempts), self.batch_size or len(x), 0
+        size, made = self.batch_size or len(x), 0
         together = size if self.restarts == 1 else 0  # a restart depends on the attempts before it
-        while attempts and len(rows := right if self.is_minimal else best.not_fooled()):
-            first = number - len(attempts)
-            chunk, attempts = take_chunk(attempts, together, len(rows))
+        left = (lambda: right) if self.is_minimal else best.not_fooled
+        for rows, chunk, more, words in attempts_in_turn(self.targets_of(logits, y), self.restarts, together, left):
             many = rows.repeat(len(chunk))
-            targets = torch.cat([attempt.target[rows] for attempt in chunk])
+            target = torch.cat([attempt.target[rows] for attempt in chunk])
             start = x[rows]
             if chunk[0].restart:
                 start = self._random_start(x[rows], dice[rows], chunk[0].number, -best.loss[rows])
             starts = start.repeat(len(chunk), *[1] * (x.ndim - 1))
-            later = math.ceil(len(attempts) / len(chunk)) * math.ceil(len(many) / size) * self.steps
-            progress = part_of(progress_of(model), made, later, name_attempts(first, len(chunk), number))
-            nearest, distance, steps = self._walk(model, x[many], y[many], targets, starts, progress)
+            later = more * math.ceil(len(many) / size) * self.steps
+            progress = part_of(progress_of(model), made, later, words)
+            nearest, distance, steps = self._walk(model, x[many], y[many], target, starts, progress)
             made += steps
             points = self._within(x[many], nearest, distance)
             best.offer_attempts(rows, points, self._fools(distance), -distance, in_turn=not self.is_minimal)
@@ -105,10 +95,6 @@ class FastAdaptiveBoundary(Attack):
     def refine(self, model: Model, x: Tensor, y: Tensor, dice: Dice, start: Tensor) -> Tensor:
         """A tenth of the steps, once per target, from the images themselves."""
         return replace(self, steps=max(self.steps // 10, 5), restarts=1).search(model, x, y, dice)
-
-    def _attempts(self, logits: Tensor, y: Tensor) -> list[Attempt]:
-        pairs = [(target, restart) for target in self.targets_of(logits, y) for restart in range(self.restarts)]
-        return [Attempt(number, *pair) for number, pair in enumerate(pairs)]
 
     def _walk(
         self, model: Model, x: Tensor, y: Tensor, target: Tensor, start: Tensor, progress: Progress

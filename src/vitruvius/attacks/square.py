@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ TRIES = 4  # queries of an image in one pass, at most
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # after this many of 10,000 queries the area is halved
 TINY = 1e-12
 
-Propose = Callable[[Tensor, Tensor, Tensor], Tensor]  # images (N, …), the best so far, rows (N,) of the plan → points
+Draws = Sequence[Tensor]  # what `propose` needs for N points, a row for each
 
 
 class SquareState(NamedTuple):
@@ -81,11 +81,12 @@ class Square(Attack):
         def block(s: SquareState) -> SquareState:
             tries = self.tries(s.x)
             begun = s.query
-            propose = proposals.plan(s.x, Dice(s.ids, dice.seed, dice.owner), begun - 1, BLOCK)
+            draws = proposals.draw(s.x, Dice(s.ids, dice.seed, dice.owner), begun - 1, BLOCK)
             image = torch.arange(len(s.x), device=x.device).repeat(tries)
             for _ in range(BLOCK // tries):
-                turn = upcoming(s.query - begun, tries)
-                points = propose(repeated(s.x, tries), repeated(s.best, tries), turn * len(s.x) + image)
+                rows = upcoming(s.query - begun, tries) * len(s.x) + image
+                drawn = [each[rows] for each in draws]
+                points = proposals.propose(repeated(s.x, tries), repeated(s.best, tries), drawn)
                 s = self.judge(model, s, points.unflatten(0, (tries, len(s.x))))
             return s
 
@@ -158,14 +159,6 @@ def repeated(x: Tensor, times: int) -> Tensor:
     return x.expand(times, *x.shape).flatten(0, 1)
 
 
-class SquareDraws(NamedTuple):
-    """Where N squares lie, and their colours."""
-
-    tall: Tensor  # (N, 1, H, 1) bool
-    wide: Tensor  # (N, 1, 1, W) bool
-    signs: Tensor  # (N, C, 1, 1)
-
-
 class SquareProposals(NamedTuple):
     """Squares in the Linf ball; `sides` (queries + 1,) is the side of each query's square."""
 
@@ -176,24 +169,20 @@ class SquareProposals(NamedTuple):
         """Columns of +eps and −eps, colour by colour."""
         return paint(x, self.eps, dice.signs("stripes", (x.shape[1], 1, x.shape[3])))
 
-    def plan(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> Propose:
-        """What is drawn for some turns from these numbers (B,) on, ready to be proposed."""
-        draws = self.draw(x, dice, number, turns)
-        return lambda x, best, rows: self.propose(x, best, SquareDraws(*(drawn[rows] for drawn in draws)))
-
-    def draw(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> SquareDraws:
-        """T * B squares, turn by turn."""
+    def draw(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> Draws:
+        """T * B squares, turn by turn: rows (N, 1, H, 1) and columns (N, 1, 1, W) bool, and signs (N, C, 1, 1)."""
         _, channels, height, width = x.shape
         numbers = upcoming(number, turns)
         side = self.sides[numbers.clamp(max=len(self.sides) - 1)][:, None]  # (T * B, 1)
         drawn = Dice(dice.ids.repeat(turns), dice.seed, dice.owner).integers("square", 2**30, (2 + channels,), numbers)
         row = drawn[:, :1] % (height - side + 1)
         column = drawn[:, 1:2] % (width - side + 1)
-        return SquareDraws(*spans(x, row, column, side), signs_of(x, drawn[:, 2:]))
+        return (*spans(x, row, column, side), signs_of(x, drawn[:, 2:]))
 
-    def propose(self, x: Tensor, best: Tensor, draws: SquareDraws) -> Tensor:
+    def propose(self, x: Tensor, best: Tensor, draws: Draws) -> Tensor:
         """The best images so far, with one more square each."""
-        return torch.where(draws.tall & draws.wide, paint(x, self.eps, draws.signs), best)
+        tall, wide, signs = draws
+        return torch.where(tall & wide, paint(x, self.eps, signs), best)
 
 
 def paint(x: Tensor, eps: float, signs: Tensor) -> Tensor:
@@ -231,22 +220,9 @@ def share(query: int, first: float, budget: int | None = None) -> float:
 def square_sides(queries: int, first: float, size: tuple[int, int], rescale: bool, device: torch.device) -> Tensor:
     """(queries + 1,) sides of the squares of each query, in pixels."""
     budget = queries if rescale else None
-    area = size[0] * size[1]
-    sides = []
-    for query in range(queries + 1):
-        side = round(math.sqrt(share(query, first, budget) * area))
-        sides.append(min(max(side, 1), *size))
-    return torch.tensor(sides, device=device)
-
-
-class BumpDraws(NamedTuple):
-    """Where N bumps and the windows that pay for them lie, their shapes and their signs."""
-
-    tall: Tensor  # (N, 2, H, 1) bool: rows of the bump, and of the other window
-    wide: Tensor  # (N, 2, 1, W) bool
-    down: Tensor  # (N, H, 1) and
-    across: Tensor  # (N, 1, W): their sum is a pixel's place in the table; only meant within the bump's window
-    signs: Tensor  # (N, C, 1, 1)
+    shares = (share(query, first, budget) for query in range(queries + 1))
+    sides = [round(math.sqrt(part * size[0] * size[1])) for part in shares]
+    return torch.tensor([min(max(side, 1), *size) for side in sides], device=device)
 
 
 class BumpProposals(NamedTuple):
@@ -268,13 +244,10 @@ class BumpProposals(NamedTuple):
         tiles = bump(side, self.norm, x.device).repeat(down, across)
         return self._fill(x, (signs * tiles)[:, :, :height, :width].to(x.dtype))
 
-    def plan(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> Propose:
-        """What is drawn for some turns from these numbers (B,) on, ready to be proposed."""
-        draws = self.draw(x, dice, number, turns)
-        return lambda x, best, rows: self.propose(x, best, BumpDraws(*(drawn[rows] for drawn in draws)))
-
-    def draw(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> BumpDraws:
-        """T * B bumps, turn by turn."""
+    def draw(self, x: Tensor, dice: Dice, number: Tensor, turns: int) -> Draws:
+        """T * B bumps, turn by turn: rows (N, 2, H, 1) and columns (N, 2, 1, W) bool of the bump and of the window that
+        pays for it, `down` (N, H, 1) and `across` (N, 1, W), whose sum is a pixel's place in the table, and signs.
+        """
         channels, height, width = x.shape[1:]
         numbers = upcoming(number, turns)
         side = self.sides[numbers.clamp(max=len(self.sides) - 1)][:, None]  # (T * B, 1)
@@ -282,15 +255,16 @@ class BumpProposals(NamedTuple):
         row = drawn[:, :2] % (height - side + 1)
         column = drawn[:, 2:4] % (width - side + 1)
         places = self._places(x, row[:, :1], column[:, :1], side, drawn[:, 4:5] % 2 == 1)
-        return BumpDraws(*spans(x, row, column, side), *places, signs_of(x, drawn[:, 5:]))
+        return (*spans(x, row, column, side), *places, signs_of(x, drawn[:, 5:]))
 
-    def propose(self, x: Tensor, best: Tensor, draws: BumpDraws) -> Tensor:
+    def propose(self, x: Tensor, best: Tensor, draws: Draws) -> Tensor:
         """A new bump in one window, paid for by emptying another and by what the ball still has room for."""
-        here, there = (draws.tall & draws.wide).split(1, dim=1)
-        shape = self.table.flatten()[draws.down + draws.across][:, None].to(x.dtype)
+        tall, wide, down, across, signs = draws
+        here, there = (tall & wide).split(1, dim=1)
+        shape = self.table.flatten()[down + across][:, None].to(x.dtype)
         delta = best - x
         own = delta * here
-        bumps = draws.signs * shape * here + own / (self._mass(own) + TINY)
+        bumps = signs * shape * here + own / (self._mass(own) + TINY)
         bumps = bumps / (self._mass(bumps) + TINY) * self._budget(delta, here | there)
         return self._fill(x, torch.where(here, bumps, torch.where(there, 0.0, delta)))
 
