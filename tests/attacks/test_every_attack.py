@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import vitruvius
 from vitruvius._checks import check_eval_mode
 from vitruvius._errors import ConfigError, DataError
-from vitruvius.attacks.base import Attack, attacks, check_inputs, disturb
+from vitruvius.attacks.base import Attack, attacks, disturb
 from vitruvius.attacks.norms import NORMS
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -289,22 +289,6 @@ def test_a_model_without_gradient_is_named_and_black_boxes_do_not_mind() -> None
     with pytest.raises(ConfigError, match=r"no gradient with respect to the image.*square"):
         make("pgd", 0.1)(Broken(None), x, y)
     assert make("square", 0.1)(Broken(None), x, y).shape == x.shape
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "words"),
-    [
-        (torch.rand(2, 3, 4, 4) + 0.5, torch.zeros(2, dtype=torch.long), r"pixels reach from .* expected \[0, 1\]"),
-        (torch.full((2, 3, 4, 4), math.nan), torch.zeros(2, dtype=torch.long), "NaN pixels"),
-        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), "dtype torch.uint8"),
-        (torch.rand(2, 3, 4, 4), torch.tensor([0, -1]), "down to -1"),
-        (torch.rand(2, 3, 4, 4), torch.zeros(3, dtype=torch.long), "do not pair"),
-        (torch.rand(2, 3, 4, 4), torch.zeros(2), "whole numbers"),
-    ],
-)
-def test_images_and_labels_that_mean_nothing_are_refused(x: Tensor, y: Tensor, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        check_inputs(x, y)
 
 
 def test_radii_are_checked_when_an_attack_is_made() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -194,8 +194,7 @@ class AutoAttack(Ball):
             start = start and replace(start, x=start.x.to(x))
             # what a batch of few pixels leaves free is used for several targets or queries at once
             size = self.batch_size or max(batch_size or len(x), SMALL_BATCH // max(x[:1].numel(), 1))
-            cascade = Cascade(model, x, y, ids, size, progress, on_stage, start)
-            cascade.dtype = dtype
+            cascade = Cascade(model, x, y, ids, size, progress, on_stage, dtype, start)
             sized = replace(self, batch_size=size)
             if self.precision == "exact" or (self.precision == "auto" and not may_pay(x)):
                 sized._run_exact(cascade)
@@ -292,34 +291,27 @@ class Stage(NamedTuple):
         return cost
 
 
+@dataclass
 class Cascade:
     """One attack after the other on the images that are still robust, and a record of which one broke which.
 
-    `model` judges images `x` (B, C, H, W) with labels `y` (B,) and `ids` (B,), `batch_size` at a time; default all.
-    `progress`, `on_stage` and `start` are those of `AutoAttack.run`.
+    `model` judges images `x` (B, C, H, W) with labels `y` (B,) and `ids` (B,), `batch_size` at a time; `dtype` is that
+    of the images as they were given. `progress`, `on_stage` and `start` are those of `AutoAttack.run`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        ids: Tensor,
-        batch_size: int | None,
-        progress: Progress = no_progress,
-        on_stage: OnStage | None = None,
-        start: Outcome | None = None,
-    ) -> None:
-        self.model = model
-        self.x = x
-        self.y = y
-        self.ids = ids
-        self.batch_size = batch_size or max(len(x), 1)
-        self.progress = progress
-        self.on_stage = on_stage
-        self.dtype = x.dtype  # of the images as they were given, which x' can be rounded to
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+    batch_size: int
+    progress: Progress
+    on_stage: OnStage | None
+    dtype: torch.dtype
+    start: InitVar[Outcome | None]
+    spent: float = 0.0  # passes of a batch through the model
+
+    def __post_init__(self, start: Outcome | None) -> None:
         self.outcome = start or self._clean()
-        self.spent = 0.0  # passes of a batch through the model
 
     def run(self, stages: list[Stage]) -> None:
         """Run those of the stages that the outcome does not hold yet."""
@@ -349,7 +341,7 @@ class Cascade:
 
     def _measure(self, view: nn.Module) -> None:
         """Compare a faster view with the model on clean images: how wrong are its logits, and its labels?"""
-        rows = self._robust_rows()[: self.batch_size]
+        rows = self.outcome.robust.nonzero().squeeze(1)[: self.batch_size]
         if not len(rows):
             return
         logits = logits_in_batches(self.model, self.x[rows])
@@ -366,12 +358,12 @@ class Cascade:
         begun = time.perf_counter()
         stage = stages[number - 1]
         rows = self._rows_for(stages, number)
-        robust = len(self._robust_rows())
+        robust = int(self.outcome.robust.sum())
         portions = rows.split(max(len(self.x), 1) if stage.batches_itself else self.batch_size) if len(rows) else ()
         for place, part in enumerate(portions, 1):
             progress = self._progress_of(stages, number, len(portions) - place)
             self._judge(number, stage, part, self._search(stage, part, progress))
-        broken = robust - len(self._robust_rows())
+        broken = robust - int(self.outcome.robust.sum())
         result = StageResult(stage.name, stage.search, len(rows), broken, time.perf_counter() - begun)
         self.outcome = replace(self.outcome, stages=(*self.outcome.stages, result))
 
@@ -422,9 +414,6 @@ class Cascade:
         check_logits(logits, len(x))
         return logits.argmax(1) != y
 
-    def _robust_rows(self) -> Tensor:
-        return self.outcome.robust.nonzero().squeeze(1)
-
     def _tell_stage(self) -> None:
         if self.on_stage is not None:
             self.on_stage(self.outcome)
@@ -441,7 +430,7 @@ class Cascade:
 
         It is counted in passes of a batch, and told in images that take as many as an image can.
         """
-        robust, stage = len(self._robust_rows()), stages[number - 1]
+        robust, stage = int(self.outcome.robust.sum()), stages[number - 1]
         cost, later = stage.cost(), sum(self._most(one, robust) for one in stages[number:])
         unit = sum(self._most(one, len(self.x)) for one in stages) / len(self.x)
         steps = cost.steps * (self._batches(stage, robust) if stage.batches_itself else 1)
