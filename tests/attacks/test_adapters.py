@@ -90,7 +90,7 @@ ADAPTERS = [
 ]
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.label)
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.__name__)
 def test_each_library_is_called_in_its_own_way(adapter: Foreign) -> None:
     net, (x, y) = small_net(), some_images()
     with torch.no_grad():

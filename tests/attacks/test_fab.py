@@ -10,7 +10,7 @@ import torch
 from attacked import GoldenNet, accuracy, digits_cnn, golden, labels_of, linear_problem, small_net, some_images
 
 from vitruvius.attacks.base import LINF, MARGIN, Norm
-from vitruvius.attacks.fab import FAB, BoundaryRules, Nearest, dual_length, project_to_plane, toward_target
+from vitruvius.attacks.fab import FAB, BoundaryRules, dual_length, project_to_plane
 from vitruvius.attacks.fab_targeted import FABTargeted
 from vitruvius.attacks.norms import L2, NORMS
 
@@ -38,7 +38,8 @@ def test_iterates_and_nearest_points_are_the_originals(case: dict[str, Any]) -> 
     right = labels_of(net, tensors["x"]) == tensors["y"]
     x, y = tensors["x"][right], tensors["y"][right]
     target = net(x).argsort(1)[:, -case["target_rank"]] if case["targeted"] else y
-    rules = BoundaryRules(norm, case["eps"], case["n_iter"], toward_target if case["targeted"] else Nearest(norm))
+    attack = (FABTargeted if case["targeted"] else FAB)(eps=case["eps"], norm=norm)
+    rules = BoundaryRules(norm, case["eps"], case["n_iter"], attack.linearise)
     state, points = rules.begin(x, y, target, x), []
     for _ in range(case["n_iter"]):
         points.append(state.point)

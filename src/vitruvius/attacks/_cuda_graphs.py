@@ -160,9 +160,7 @@ def try_recording(model: nn.Module, x: Tensor, size: int, with_grad: bool, recor
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logger.debug("passes of %d images are not recorded: %s", size, reason)
         return None
-    if agrees:
-        return recorded
-    return None
+    return recorded if agrees else None
 
 
 def _agrees(recorded: RecordedPass, x: Tensor) -> bool:
@@ -176,9 +174,7 @@ def _agrees(recorded: RecordedPass, x: Tensor) -> bool:
 
 
 def _close(found: Tensor, expected: Tensor, error: float) -> bool:
-    found = found.float()
-    expected = expected.float()
-    return bool((found - expected).norm() <= error * expected.norm())
+    return bool((found.float() - expected.float()).norm() <= error * expected.float().norm())
 
 
 def _logits_and_grad(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,6 +189,4 @@ def _logits_and_grad(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tens
 
 def allocated(x: Tensor) -> int:
     """Bytes in use on the device of `x`, where it counts them."""
-    if not x.is_cuda:
-        return 0
-    return torch.cuda.memory_allocated(x.device)
+    return torch.cuda.memory_allocated(x.device) if x.is_cuda else 0

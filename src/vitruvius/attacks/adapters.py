@@ -35,7 +35,7 @@ class Foreign(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", as_norm(self.norm))
-        object.__setattr__(self, "__name__", self.label)  # what reports call it
+        object.__setattr__(self, "__name__", self.name or type(self).__name__)  # what reports call it
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, /) -> Tensor:
         """x' of images `x` (B, C, H, W) in [0, 1] with labels `y` (B,), by an attack made for `model`."""
@@ -46,10 +46,6 @@ class Foreign(ABC):
     @abstractmethod
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
         """Their result for these images."""
-
-    @property
-    def label(self) -> str:
-        return self.name or type(self).__name__
 
     def _settle(self, moved: Any, x: Tensor) -> Tensor:
         """As a tensor like x; refused where it is not one, or leaves image or ball by more than rounding."""
@@ -103,13 +99,10 @@ class FromAutoAttack(Foreign):
     """`make=lambda model: autoattack.AutoAttack(model, norm="Linf", eps=8 / 255)`, or pyautoattack's."""
 
     def call(self, attack: Any, x: Tensor, y: Tensor) -> Any:
-        if "bs" in inspect.signature(attack.run_standard_evaluation).parameters:
-            result = attack.run_standard_evaluation(x, y, bs=len(x))
-        else:
-            result = attack.run_standard_evaluation(x, y, batch_size=len(x))
-        if isinstance(result, tuple):  # pyautoattack gives labels too
-            return result[0]
-        return result
+        run = attack.run_standard_evaluation
+        size = "bs" if "bs" in inspect.signature(run).parameters else "batch_size"
+        result = run(x, y, **{size: len(x)})
+        return result[0] if isinstance(result, tuple) else result  # pyautoattack gives labels too
 
 
 class CrossCheck(NamedTuple):

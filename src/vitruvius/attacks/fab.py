@@ -28,13 +28,12 @@ from vitruvius.attacks._batching import BestSoFar, attempts_in_turn, search_in_b
 from vitruvius.attacks._models import (
     full_precision,
     logits_in_batches,
-    loss_and_grad,
     note_grad,
     progress_of,
     unwrapped,
 )
 from vitruvius.attacks.base import Attack, Cost, Model, attacks
-from vitruvius.attacks.losses import TARGETED_MARGIN, hard_labels
+from vitruvius.attacks.losses import hard_labels
 from vitruvius.attacks.norms import Norm, in_order, per_image
 
 IMAGE_WEIGHT = 0.1  # largest weight of the image's own projection
@@ -53,8 +52,8 @@ class FastAdaptiveBoundary(Attack):
     batch_size: int | None = None  # images searched at once; default all
 
     @abstractmethod
-    def linearise(self) -> Linearise:
-        """How a boundary is approximated."""
+    def linearise(self, model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
+        """The boundary near a point (B, …), approximated by a plane."""
 
     @abstractmethod
     def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
@@ -100,7 +99,7 @@ class FastAdaptiveBoundary(Attack):
         self, model: Model, x: Tensor, y: Tensor, target: Tensor, start: Tensor, progress: Progress
     ) -> tuple[Tensor, Tensor, int]:
         """The nearest point found for every image, its distance (N,), and the steps that were made."""
-        rules = BoundaryRules(self.norm, self.eps, self.steps, self.linearise())
+        rules = BoundaryRules(self.norm, self.eps, self.steps, self.linearise)
         nearest = x.clone()
         distance = x.new_full((len(x),), torch.inf)
 
@@ -152,8 +151,15 @@ class FAB(FastAdaptiveBoundary):
     It needs one backward pass per class and step: with many classes, `fab_targeted` is faster.
     """
 
-    def linearise(self) -> Linearise:
-        return Nearest(self.norm)
+    def linearise(self, model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
+        """Toward the class whose linearised boundary is nearest."""
+        heights, normals = zip(*boundaries(model, point, y), strict=True)
+        height = torch.stack(heights, 1)  # (B, K)
+        steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)
+        distance = (height.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
+        nearest = distance.argmin(1)
+        normal = torch.stack(normals)[nearest, torch.arange(len(y), device=y.device)]
+        return Plane(height.gather(1, nearest[:, None]).squeeze(1), normal)
 
     def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
         yield y
@@ -224,28 +230,6 @@ class BoundaryRules(NamedTuple):
         lean = (near / (near + far)).clamp(max=IMAGE_WEIGHT)[:, None]
         mixed = (1 - lean) * (point + OVERSHOOT * here) + lean * (x + OVERSHOOT * there)
         return mixed.clamp(0, 1).view_as(s.x)
-
-
-def toward_target(model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
-    """Where the logits of target and label meet."""
-    here = loss_and_grad(model, point, lambda logits: TARGETED_MARGIN(logits, y, target))
-    return Plane(here.loss.to(point), here.grad)
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """Linearise toward the class whose linearised boundary is nearest: one gradient per class."""
-
-    norm: Norm
-
-    def __call__(self, model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
-        heights, normals = zip(*boundaries(model, point, y), strict=True)
-        height = torch.stack(heights, 1)  # (B, K)
-        steepness = torch.stack([dual_length(self.norm, normal) for normal in normals], 1)
-        distance = (height.abs() / (steepness + 1e-12)).scatter(1, y[:, None], torch.inf)
-        nearest = distance.argmin(1)
-        normal = torch.stack(normals)[nearest, torch.arange(len(y), device=y.device)]
-        return Plane(height.gather(1, nearest[:, None]).squeeze(1), normal)
 
 
 def boundaries(model: Model, point: Tensor, y: Tensor, candidates: Tensor | None = None) -> Iterator[Plane]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvius.attacks.base import attacks
-from vitruvius.attacks.fab import FastAdaptiveBoundary, Linearise, toward_target
-from vitruvius.attacks.losses import likeliest_classes
+from vitruvius.attacks._models import loss_and_grad
+from vitruvius.attacks.base import Model, attacks
+from vitruvius.attacks.fab import FastAdaptiveBoundary, Plane
+from vitruvius.attacks.losses import TARGETED_MARGIN, likeliest_classes
 
 
 @attacks.register("fab_targeted")
@@ -29,8 +30,10 @@ class FABTargeted(FastAdaptiveBoundary):
 
     targets: int = 9
 
-    def linearise(self) -> Linearise:
-        return toward_target
+    def linearise(self, model: Model, point: Tensor, y: Tensor, target: Tensor) -> Plane:
+        """Where the logits of target and label meet."""
+        here = loss_and_grad(model, point, lambda logits: TARGETED_MARGIN(logits, y, target))
+        return Plane(here.loss.to(point), here.grad)
 
     def targets_of(self, logits: Tensor, y: Tensor) -> Iterator[Tensor]:
         yield from likeliest_classes(logits, y, self.targets).T

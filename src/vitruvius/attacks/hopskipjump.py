@@ -80,7 +80,8 @@ class HopSkipJump(Attack):
     def _round(self, fools: Fools, x: Tensor, point: Tensor, dice: Dice, step: int) -> Tensor:
         """Estimate the normal, step along it as far as the point still fools the model, return to the boundary."""
         distance = self.norm.length(point - x)  # (B,)
-        width = self._sample_width(distance, x[0].numel(), step)
+        pixels = x[0].numel()
+        width = distance / (pixels if self.norm == L2 else pixels**0.5) if step > 1 else torch.full_like(distance, 0.1)
         normal = self._normal(fools, point, width.clamp(min=1e-6), dice, step)
         stride = distance / math.sqrt(step)
         moved = point
@@ -92,14 +93,6 @@ class HopSkipJump(Attack):
             stuck = stuck & ~good
             stride = stride / 2
         return self._to_boundary(fools, x, moved)
-
-    def _sample_width(self, distance: Tensor, pixels: int, step: int) -> Tensor:
-        """(B,) how far from the point the samples lie."""
-        if step == 1:
-            return 0.1 * torch.ones_like(distance)
-        if self.norm == L2:
-            return distance / pixels
-        return distance / pixels**0.5
 
     def _normal(self, fools: Fools, point: Tensor, width: Tensor, dice: Dice, step: int) -> Tensor:
         """Mean of random directions, weighted by the answers there less their mean (equation 15)."""
@@ -123,13 +116,9 @@ class HopSkipJump(Attack):
 
     def _ways(self, point: Tensor, dice: Dice, count: int, stream: str, step: int) -> Tensor:
         shape = (count, *point.shape[1:])
-        ways = self._raw_directions(dice, stream, shape, step).to(point.dtype).flatten(0, 1)
+        drawn = dice.normal(stream, shape, step) if self.norm == L2 else 2 * dice.uniform(stream, shape, step) - 1
+        ways = drawn.to(point.dtype).flatten(0, 1)
         return (ways / per_image(L2.length(ways).clamp(min=1e-12), ways)).view(len(point), *shape)
-
-    def _raw_directions(self, dice: Dice, stream: str, shape: tuple[int, ...], step: int) -> Tensor:
-        if self.norm == L2:
-            return dice.normal(stream, shape, step)
-        return 2 * dice.uniform(stream, shape, step) - 1
 
     def _to_boundary(self, fools: Fools, x: Tensor, point: Tensor) -> Tensor:
         """The last point that fools the model on the way to the image, by bisection."""

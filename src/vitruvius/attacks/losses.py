@@ -37,11 +37,10 @@ class Loss:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From the `text` of a recipe or a command line: `loss=dlr`."""
-        try:
-            return cls.known[text]  # type: ignore[return-value]
-        except KeyError:
+        if text not in cls.known:
             names = ", ".join(cls.known)
-            raise UnknownName(f"no attack loss named {text!r}{suggest(text, cls.known)} Known: {names}.") from None
+            raise UnknownName(f"no attack loss named {text!r}{suggest(text, cls.known)} Known: {names}.")
+        return cls.known[text]  # type: ignore[return-value]
 
     def __str__(self) -> str:
         return self.name

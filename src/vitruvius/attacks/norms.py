@@ -159,10 +159,9 @@ def as_norm(norm: Norm | str) -> Norm:
         return norm
     if not isinstance(norm, str):
         raise ConfigError(f"norm={norm!r}; expected a name: norm='linf', 'l2' or 'l1'.")
-    try:
-        return NORMS[norm.lower()]
-    except KeyError:
-        raise UnknownName(f"no norm named {norm!r}{suggest(norm, NORMS)} Known: {', '.join(NORMS)}.") from None
+    if norm.lower() not in NORMS:
+        raise UnknownName(f"no norm named {norm!r}{suggest(norm, NORMS)} Known: {', '.join(NORMS)}.")
+    return NORMS[norm.lower()]
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:
