@@ -100,7 +100,7 @@ def test_every_image_is_charged_to_the_first_stage_that_broke_it() -> None:
     assert outcome.broken_by.tolist() == [0, 0, 1, 1, 2, 3, -1, -1]
     assert [(stage.searched, stage.broken) for stage in outcome.stages] == [(8, 2), (6, 2), (4, 1), (3, 1)]
     assert outcome.robust.tolist() == [False] * 6 + [True] * 2
-    assert list(outcome.accuracies().values()) == [0.75, 0.5, 0.375, 0.25]
+    assert [int(robust.sum()) for robust in outcome.robust_by_stage().values()] == [6, 4, 3, 2]
     assert torch.equal(labels_of(net, outcome.x) == y, outcome.robust)
 
 

@@ -274,10 +274,6 @@ class Stage(NamedTuple):
     verifier: nn.Module | None = None  # has the last word where `model` is a faster view
 
     @property
-    def label(self) -> str:
-        return stage_label(self.name, self.search)
-
-    @property
     def batches_itself(self) -> bool:
         """Whether the attack takes any number of images and searches a batch of them at once."""
         threat = self.threat
@@ -315,7 +311,7 @@ class Cascade:
 
     def run(self, stages: list[Stage]) -> None:
         """Run those of the stages that the outcome does not hold yet."""
-        plan = ("clean", *(stage.label for stage in stages))
+        plan = ("clean", *(stage_label(stage.name, stage.search) for stage in stages))
         if self.outcome.plan and self.outcome.plan != plan:  # it is that of another precision
             self.outcome = self._clean()
         self.outcome = replace(self.outcome, plan=plan)
@@ -434,7 +430,8 @@ class Cascade:
         cost, later = stage.cost(), sum(self._most(one, robust) for one in stages[number:])
         unit = sum(self._most(one, len(self.x)) for one in stages) / len(self.x)
         steps = cost.steps * (self._batches(stage, robust) if stage.batches_itself else 1)
-        words = f"{stage.label} ({number} of {len(stages)}), {robust} of {len(self.x)} still robust"
+        label = stage_label(stage.name, stage.search)
+        words = f"{label} ({number} of {len(stages)}), {robust} of {len(self.x)} still robust"
         before = self.spent
 
         def tell(done: float, total: float | None, text: str = "", /) -> None:

@@ -126,10 +126,6 @@ class Outcome:
             robust[label] = self.robust | (self.broken_by > index)
         return robust
 
-    def accuracies(self) -> dict[str, float]:
-        """Robust accuracy after each stage."""
-        return {label: float(robust.double().mean()) for label, robust in self.robust_by_stage().items()}
-
 
 @runtime_checkable
 class Ensemble(Protocol):

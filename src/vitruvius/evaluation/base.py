@@ -65,21 +65,17 @@ def numbered(loader: Iterable[Any], process: Process = ALONE) -> Iterator[Batch]
     for batch in loader:
         check_batch(batch)
         x, y, *rest = batch
-        check_pairs(x, y)
+        if x.ndim < 4 and y.ndim == 0:
+            raise DataError(f"one image {tuple(x.shape)} without a batch; write x[None] and y.reshape(1).")
+        if y.ndim == 0 or x.ndim < 2 or len(x) != len(y):
+            shapes = f"images {tuple(x.shape)} and labels {tuple(y.shape)}"
+            raise DataError(f"{shapes} do not pair; expected (B, ...) and (B,).")
         if rest:
             ids = _check_ids(rest[0], len(y))
         else:
             ids = torch.arange(start, start + len(y)) * process.world_size + process.rank
         start += len(y)
         yield x, y, ids
-
-
-def check_pairs(x: Tensor, y: Tensor) -> None:
-    """Refuse images without a batch, and labels that are not one for each of them."""
-    if x.ndim < 4 and y.ndim == 0:
-        raise DataError(f"one image {tuple(x.shape)} without a batch; write x[None] and y.reshape(1).")
-    if y.ndim == 0 or x.ndim < 2 or len(x) != len(y):
-        raise DataError(f"images {tuple(x.shape)} and labels {tuple(y.shape)} do not pair; expected (B, ...) and (B,).")
 
 
 def _check_ids(ids: object, images: int) -> Tensor:

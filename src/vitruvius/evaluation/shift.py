@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,18 +204,12 @@ def open_shifts(specs: Sequence[str], data: DataConfig) -> list[Shift]:
         name = spec.partition(":")[0].strip()
         if name in opened:
             raise ConfigError(f"--shift {name} is given twice; its parts share one ledger, so give it once.")
-        implied = _validation(data) if name == "imagenet-o" and "validation=" not in spec else {}
+        implied: dict[str, str] = {}
+        if name == "imagenet-o" and "validation=" not in spec and data.dataset == "folder" and data.root is not None:
+            with suppress(DataError):
+                implied["validation"] = str(split_folder(Path(data.root), data.val_split))
         opened[name] = open_shift(spec, **implied)
     return list(opened.values())
-
-
-def _validation(data: DataConfig) -> dict[str, str]:
-    if data.dataset != "folder" or data.root is None:
-        return {}
-    try:
-        return {"validation": str(split_folder(Path(data.root), data.val_split))}
-    except DataError:
-        return {}
 
 
 def read_baseline(run: str | None, name: str) -> Baseline | None:

@@ -44,6 +44,7 @@ def measure_speed(
     check_count(repeats, "repeats")
     check_eval_mode(model)
     device = device_of(model)
+    device_name = "cpu" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
     images = torch.rand((batch_size, *input_size), generator=torch.Generator().manual_seed(seed)).to(device)
     found = []
     for precision in (torch.float32, torch.bfloat16):
@@ -55,7 +56,7 @@ def measure_speed(
                 batch_size=batch_size,
                 milliseconds=1000 * seconds,
                 images_per_second=batch_size / seconds,
-                device=_name(device),
+                device=device_name,
             )
         )
     return found
@@ -70,7 +71,3 @@ def _timed(model: nn.Module, images: torch.Tensor) -> float:
     begun = time.perf_counter()
     float(model(images).float().sum())  # a number is read, so the device has done it all
     return time.perf_counter() - begun
-
-
-def _name(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
