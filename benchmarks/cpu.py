@@ -375,7 +375,7 @@ def training(seconds: float) -> Iterator[Row]:
     """
     many = 7 if seconds >= 0.3 else 4
     for what, recipe, steps, goal in (
-        ("natural", "digits/softmax", 0, "≥ 1"),
+        ("natural", "digits/softmax", 0, ""),  # the loop looks at no held-out images
         ("PGD-3", "digits/adversarial", 3, "≥ 0.85"),
     ):
         bare = functools.partial(_bare, "vitruvius/vit_digits", {}, *_digits(), steps)
