@@ -56,32 +56,36 @@ logger = logging.getLogger(__name__)
 
 
 class _Rows:
-    """Rows of one threat, as they come: a batch costs about the same however many images came before it."""
+    """Rows of one threat, as they come: a batch costs the same however many images came before it."""
 
     def __init__(self) -> None:
-        self.parts: list[Columns] = []  # each ordered by image, and more than twice as long as the next one
+        self.parts: list[Columns] = []
+        self.runs: list[Tensor] = []  # sorted ids, each run more than twice as long as the next one
         self.number = self.correct = 0
+        self.ordered = False
 
     def add(self, rows: Columns) -> None:
+        self.parts.append(rows)
+        self.ordered = False
         self.number += len(rows["id"])
         self.correct += int(rows["correct"].sum())
-        part = _joined([rows])
-        while self.parts and len(self.parts[-1]["id"]) <= 2 * len(part["id"]):
-            part = _joined([self.parts.pop(), part])
-        self.parts.append(part)
+        run = rows["id"].sort().values
+        while self.runs and len(self.runs[-1]) <= 2 * len(run):
+            run = torch.cat([self.runs.pop(), run]).sort().values
+        self.runs.append(run)
 
     def holds(self, ids: Tensor) -> Tensor:
         """(n,) bool: which of these images have a row."""
         ids = ids.contiguous()
         found = torch.zeros_like(ids, dtype=torch.bool)
-        for held in (part["id"] for part in self.parts if len(part["id"])):
-            found |= held[torch.searchsorted(held, ids).clamp(max=len(held) - 1)] == ids
+        for run in filter(len, self.runs):
+            found |= run[torch.searchsorted(run, ids).clamp(max=len(run) - 1)] == ids
         return found
 
     def columns(self) -> Columns:
         """All rows together, ordered by image."""
-        if len(self.parts) > 1:
-            self.parts = [_joined(self.parts)]
+        if not self.ordered:
+            self.parts, self.ordered = [_joined(self.parts)], True
         return self.parts[0]
 
 
