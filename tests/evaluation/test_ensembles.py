@@ -296,7 +296,7 @@ APGD_T = replace(ENSEMBLE, attacks=(APGDTargeted(eps=1 / 255, steps=30, targets=
 def test_lines_within_a_round_advance_with_rate_and_time_left(
     threat: Any, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress, "EVERY", 0.05)
+    monkeypatch.setattr(_progress, "EVERY", 0.01)
     console = Console(file=io.StringIO(), force_terminal=False, width=160)
     with Bar("evaluating", console=console, at_most=isinstance(threat, Ensemble)) as bar:
         evaluate(Slow(), digits(), [threat], progress=bar)
