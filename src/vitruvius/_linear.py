@@ -48,6 +48,7 @@ def fast_linear(model: object, x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _pays(model: nn.Module, x: Tensor) -> bool:
+    """By counting, not by a clock: the same model and batch are multiplied alike in every run."""
     if model not in _known:
         _known[model] = _work(model)
     modules, weights, patch = _known[model]
